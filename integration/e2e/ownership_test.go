@@ -46,7 +46,7 @@ func (e *env) ownedBy(rcID, farm, notSession string, within time.Duration) consu
 }
 
 // catch waits until the proxy has caught what it was told to hold.
-func (e *env) catch(h *held) {
+func (e *env) catch(h *delayed) {
 	e.t.Helper()
 	select {
 	case <-h.caught:
@@ -56,7 +56,7 @@ func (e *env) catch(h *held) {
 }
 
 // refused delivers a held transaction and fails unless Consul refuses it.
-func (e *env) refused(h *held) {
+func (e *env) refused(h *delayed) {
 	e.t.Helper()
 	close(h.deliver)
 	select {
@@ -81,7 +81,7 @@ func pausedOwner(e *env) {
 	id := e.rcID("hello")
 	before := e.ownedBy(id, "f1", "", limit)
 
-	batch := p.hold(e.store.Keys().Pods.Below(id))
+	batch := p.delay(e.store.Keys().Pods.Below(id))
 	e.rcctl("", "rc", "scale", "hello", "3")
 	e.catch(batch)
 	e.stop(f1.current().cmd.Process.Pid)
@@ -140,7 +140,7 @@ func oldTenure(e *env) {
 	id := e.rcID("hello")
 	first := e.ownedBy(id, "f1", "", limit)
 
-	batch := p.hold(e.store.Keys().Pods.Below(id))
+	batch := p.delay(e.store.Keys().Pods.Below(id))
 	e.rcctl("", "rc", "scale", "hello", "3")
 	e.catch(batch)
 	e.put("/v1/session/destroy/"+first.Session, nil)
@@ -167,7 +167,7 @@ func lateWrite(e *env) {
 	first := e.ownedBy(id, "f1", "", limit)
 
 	// Kept by the network: the farm gives up, bumps its fence, places anew; then the old one arrives.
-	kept := p.hold(e.store.Keys().Pods.Below(id))
+	kept := p.delay(e.store.Keys().Pods.Below(id))
 	e.rcctl("", "rc", "scale", "hello", "3")
 	e.catch(kept)
 	e.within(limit, func() error { return e.converged(id, 3) })
@@ -177,7 +177,7 @@ func lateWrite(e *env) {
 
 	// Kept by a paused agent: what the farm gave up on is in the agent's socket and is carried out when it goes on.
 	bumps := e.farmLogCount("f1", "bumped the fence")
-	paused := p.hold(e.store.Keys().Pods.Below(id))
+	paused := p.delay(e.store.Keys().Pods.Below(id))
 	e.rcctl("", "rc", "scale", "hello", "5")
 	e.catch(paused)
 	e.stop(e.consul.Proc.Pid)

@@ -22,15 +22,15 @@ type proxy struct {
 	target *url.URL
 	next   http.Handler
 
-	mu   sync.Mutex
-	held *held
-	seen []seen
-	news map[string]chan struct{} // by part of the path of a standing query: what its answers wait for
-	gone int                      // transactions that their sender no longer waited for when they were answered
+	mu      sync.Mutex
+	delayed *delayed
+	seen    []seen
+	news    map[string]chan struct{} // by part of the path of a standing query: what its answers wait for
+	gone    int                      // transactions that their sender no longer waited for when they were answered
 }
 
-// held is a transaction that waits in the proxy.
-type held struct {
+// delayed is a transaction that waits in the proxy.
+type delayed struct {
 	part    string        // of its body
 	caught  chan struct{} // closed when it has arrived
 	deliver chan struct{} // close it to send it on
@@ -64,8 +64,8 @@ func newProxy(t *testing.T, consulAddr string) *proxy {
 	return p
 }
 
-// holdNews holds back the answers to standing queries whose paths contain one of the parts, until they are let go.
-func (p *proxy) holdNews(parts ...string) (letGo func()) {
+// delayNews holds back the answers to standing queries whose paths contain one of the parts, until they are let go.
+func (p *proxy) delayNews(parts ...string) (letGo func()) {
 	gate := make(chan struct{})
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,11 +100,11 @@ func (p *proxy) waitForNews(r *http.Request) {
 // fenceVerb is in every write of an owner, and in no read.
 const fenceVerb = `"Verb":"check-session"`
 
-// hold makes the next write of an owner whose body contains the text wait.
-func (p *proxy) hold(part string) *held {
-	h := &held{part: part, caught: make(chan struct{}), deliver: make(chan struct{}), status: make(chan int, 1)}
+// delay makes the next write of an owner whose body contains the text wait.
+func (p *proxy) delay(part string) *delayed {
+	h := &delayed{part: part, caught: make(chan struct{}), deliver: make(chan struct{}), status: make(chan int, 1)}
 	p.mu.Lock()
-	p.held = h
+	p.delayed = h
 	p.mu.Unlock()
 	return h
 }
@@ -134,9 +134,9 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	p.mu.Lock()
-	h := p.held
+	h := p.delayed
 	if h != nil && strings.Contains(string(body), h.part) && strings.Contains(string(body), fenceVerb) {
-		p.held = nil
+		p.delayed = nil
 	} else {
 		h = nil
 	}

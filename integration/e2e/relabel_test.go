@@ -30,7 +30,7 @@ func relabel(e *env) {
 	id := e.rcID("hello")
 	before := e.placements(id)
 
-	letGo := p.holdNews("/nodeops/", "/nodes/")
+	letGo := p.delayNews("/nodeops/", "/nodes/")
 	defer letGo()
 	e.labels("n1 pool=b", "n2 pool=c", "n1 pool=d")
 	e.restartWith(preparers[2], "pool=a", "pool=b")

@@ -138,7 +138,7 @@ func (t *fleetSession) serve(ctx context.Context, epoch string) error {
 	for g := range t.groups() {
 		prefix := fmt.Sprintf("%s%s-%x-", t.intents(), t.Name, g)
 		nodes := &fleetGroup{
-			fleetSession: t, seen: map[string]uint64{}, applied: map[string]int64{}, told: map[string]pod.Reality{}, drops: map[string]int64{},
+			fleetSession: t, seen: map[string]uint64{}, applied: map[string]int64{}, written: map[string]pod.Reality{}, drops: map[string]int64{},
 		}
 		group.Go(func() error {
 			return t.Client.WatchPrefix(ctx, prefix, consul.WatchOptions{OnError: ignore}, func(s consul.Snapshot) error {
@@ -158,9 +158,9 @@ type fleetGroup struct {
 	seen    map[string]uint64 // modify index of each intent, by key
 	applied map[string]int64  // revision, by the intent's key
 
-	mu    sync.Mutex             // guards what follows, and the realities in Consul
-	told  map[string]pod.Reality // as they are in Consul, by the intent's key
-	drops map[string]int64       // counted, by key
+	mu      sync.Mutex             // guards what follows, and the realities in Consul
+	written map[string]pod.Reality // as they are in Consul, by the intent's key
+	drops   map[string]int64       // counted, by key
 }
 
 // accept carries out what changed. Meanwhile nothing is watched, so that a burst of intents is read in two lists.
@@ -215,7 +215,7 @@ func (g *fleetGroup) crash(ctx context.Context) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var news []fleetReport
-	for key, r := range g.told {
+	for key, r := range g.written {
 		if !g.Loops(r.Identity) {
 			continue
 		}
@@ -254,11 +254,11 @@ func (g *fleetGroup) report(ctx context.Context, news []fleetReport, gone []stri
 	counters := map[string]string{} // of the drops among the news, by the intent's key
 	for i := range news {
 		r := &news[i]
-		if was := g.told[r.key]; was.Drops(&r.Reality) && r.State != pod.StateStopped {
+		if was := g.written[r.key]; was.Drops(&r.Reality) && r.State != pod.StateStopped {
 			counters[r.key] = keys.Drops.Key(r.RCID, r.Node)
 			g.drops[counters[r.key]]++
 		}
-		g.told[r.key] = r.Reality
+		g.written[r.key] = r.Reality
 	}
 	var txns [][]consul.Op
 	ops := []consul.Op{}
@@ -298,7 +298,7 @@ func (g *fleetGroup) report(ctx context.Context, news []fleetReport, gone []stri
 			flush()
 		}
 		delete(g.applied, key)
-		delete(g.told, key)
+		delete(g.written, key)
 		ops = append(ops, consul.Delete(keys.Realities.Key()+strings.TrimPrefix(key, g.intents())))
 	}
 	flush()

@@ -68,7 +68,7 @@ func (n *Node) Resume(ctx context.Context) error {
 		Kind: "preparer", Name: n.Record.Name, TTL: n.TTL, Meta: n.Store.PreparerMeta(n.Record.Name), Journal: n.journal,
 	}
 	return n.Client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
-		session := &session{node: n, out: n.Store.NodeSession(s, n.Record.Name), index: map[pod.Identity]uint64{}, told: map[pod.Identity]pod.Reality{}}
+		session := &session{node: n, out: n.Store.NodeSession(s, n.Record.Name), index: map[pod.Identity]uint64{}, written: map[pod.Identity]pod.Reality{}}
 		return session.run(ctx)
 	})
 }
@@ -125,7 +125,7 @@ type session struct {
 
 	writing sync.Mutex                   // guards what follows, and the realities in Consul
 	index   map[pod.Identity]uint64      // of realities
-	told    map[pod.Identity]pod.Reality // as they are in Consul
+	written map[pod.Identity]pod.Reality // as they are in Consul
 }
 
 func (t *session) run(ctx context.Context) error {
@@ -263,9 +263,9 @@ func (t *session) readRealities(ctx context.Context) error {
 		return err
 	}
 	clear(t.index)
-	clear(t.told)
+	clear(t.written)
 	for _, r := range known {
-		t.index[r.Value.Identity], t.told[r.Value.Identity] = r.Index, r.Value
+		t.index[r.Value.Identity], t.written[r.Value.Identity] = r.Index, r.Value
 	}
 	return nil
 }
@@ -298,7 +298,7 @@ func (t *session) tell(ctx context.Context, id pod.Identity) error {
 	t.node.mu.Lock()
 	r, ok := t.node.done[id]
 	t.node.mu.Unlock()
-	if told := t.told[id]; !ok || told.Revision == r.Revision && told.State == r.State && told.Available == r.Available {
+	if was := t.written[id]; !ok || was.Revision == r.Revision && was.State == r.State && was.Available == r.Available {
 		return nil
 	}
 	return t.write(ctx, r)
@@ -378,11 +378,11 @@ func (t *session) accept(ctx context.Context, recs []store.Rec[pod.Intent]) erro
 			continue
 		}
 		if _, runs := t.node.Running()[id]; !runs {
-			if err := t.out.DeleteReality(ctx, t.told[id], id, t.index[id]); err != nil && !errors.Is(err, store.ErrConflict) {
+			if err := t.out.DeleteReality(ctx, t.written[id], id, t.index[id]); err != nil && !errors.Is(err, store.ErrConflict) {
 				return err
 			}
 			delete(t.index, id)
-			delete(t.told, id)
+			delete(t.written, id)
 		}
 	}
 	return t.acquire(ctx)
@@ -402,18 +402,18 @@ func (t *session) write(ctx context.Context, r pod.Reality) error {
 	stop := t.stops[r.Identity]
 	t.mu.Unlock()
 	for {
-		w := store.RealityWrite{Reality: r, Index: t.index[r.Identity], Before: t.told[r.Identity], StopIndex: stop}
+		w := store.RealityWrite{Reality: r, Index: t.index[r.Identity], Before: t.written[r.Identity], StopIndex: stop}
 		index, err := t.out.WriteRealities(ctx, w)
 		switch {
 		case err == nil:
-			t.index[r.Identity], t.told[r.Identity] = index, r
+			t.index[r.Identity], t.written[r.Identity] = index, r
 			return nil
 		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrUnknown):
 			rec, err := t.out.Reality(ctx, r.Identity)
 			if err != nil && !errors.Is(err, store.ErrNotFound) {
 				return err
 			}
-			t.index[r.Identity], t.told[r.Identity], stop = rec.Index, rec.Value, 0
+			t.index[r.Identity], t.written[r.Identity], stop = rec.Index, rec.Value, 0
 		default:
 			return err
 		}

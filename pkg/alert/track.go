@@ -53,8 +53,8 @@ type Input struct {
 	After  *rc.Status // as it is about to be stored, conditions included
 	Now    time.Time
 	Quiet  bool // the controller is disabled or deleted: that it does not converge is nobody's concern
-	// Told are the incidents of Before that this farm has told since Before was read last, by Tell.ID.
-	Told map[string]bool
+	// Notified are the incidents of Before that this farm has told since Before was read last, by Tell.ID.
+	Notified map[string]bool
 }
 
 // Tell is one thing to tell after the status has landed.
@@ -112,12 +112,12 @@ func Track(in Input) (incidents []rc.Incident, due time.Duration) {
 // step moves one incident that is known already.
 func (in *Input) step(i rc.Incident) (next rc.Incident, keep bool) {
 	i.Reason = field.Cut(i.Reason, rc.MaxReason) // whoever wrote it
-	if i.AlertedAt == nil && in.Told[Tell{Incident: i}.ID()] {
+	if i.AlertedAt == nil && in.Notified[Tell{Incident: i}.ID()] {
 		now := in.Now
 		i.AlertedAt = &now
 	}
 	if i.ResolvedAt != nil {
-		return i, !in.Told[Tell{Incident: i, Resolved: true}.ID()]
+		return i, !in.Notified[Tell{Incident: i, Resolved: true}.ID()]
 	}
 	if _, _, still := in.state(i.Type); still {
 		return i, true

@@ -37,7 +37,7 @@ func (o *owner) compute(quiet bool, unmanaged int, conds ...rc.ConditionType) *r
 		st.Conditions = rc.SetCondition(st.Conditions, rule.Type, slices.Contains(conds, rule.Type), "because", o.now)
 	}
 	st.Conditions = rc.SetCondition(st.Conditions, rc.Converged, slices.Contains(conds, rc.Converged), "waiting", o.now)
-	st.Incidents, o.due = alert.Track(alert.Input{Before: o.stored, After: st, Now: o.now, Quiet: quiet, Told: o.told})
+	st.Incidents, o.due = alert.Track(alert.Input{Before: o.stored, After: st, Now: o.now, Quiet: quiet, Notified: o.told})
 	return st
 }
 

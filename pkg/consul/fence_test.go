@@ -20,7 +20,7 @@ func TestBumpFencesOffALateWrite(t *testing.T) {
 	session := rawSession(t, rawAPI(t, consultest.Shared(t).Addr, ""), nil)
 	value := differ("v")
 	f := must[consul.Fence](t)(spoilt.Locks.Acquire(t.Context(), prefix+"lock", session, value))
-	p.Set(consultest.OnTxn(consultest.HoldBack))
+	p.Set(consultest.OnTxn(consultest.Delay))
 	_, err := spoilt.Commit(t.Context(), append(f.Ops(), consul.Set(prefix+"late", nil)))
 	if !errors.Is(err, consul.ErrUnknown) {
 		t.Fatalf("the write that is held back: %v", err)

@@ -24,7 +24,7 @@ const (
 	CutAfter          // forward, wait for the answer, close the connection
 	Stall             // neither forward nor answer until the client leaves
 	Refuse            // answer 500 without forwarding, as an agent without a leader does
-	HoldBack          // stall, and forward when Release is called, although the client has left
+	Delay             // stall, and forward when Release is called, although the client has left
 )
 
 // Proxy stands between a client and Consul and misbehaves as told.
@@ -64,8 +64,8 @@ func StartProxy(tb testing.TB, target string) *Proxy {
 			panic(http.ErrAbortHandler)
 		case Refuse:
 			http.Error(w, "No cluster leader", http.StatusInternalServerError)
-		case HoldBack:
-			p.hold(back, r)
+		case Delay:
+			p.delay(back, r)
 			panic(http.ErrAbortHandler)
 		}
 	}))
@@ -83,8 +83,8 @@ func StartProxy(tb testing.TB, target string) *Proxy {
 	return p
 }
 
-// hold keeps a request until Release and carries it out then.
-func (p *Proxy) hold(back http.Handler, r *http.Request) {
+// delay keeps a request until Release and carries it out then.
+func (p *Proxy) delay(back http.Handler, r *http.Request) {
 	body, _ := io.ReadAll(r.Body) // what a client that left has sent is all there is
 	late := r.Clone(context.WithoutCancel(r.Context()))
 	late.Body = io.NopCloser(bytes.NewReader(body))

@@ -26,7 +26,7 @@ type memory struct {
 	bookless bool                          // that scheduler could keep books and said that it keeps none
 	unfit    map[pod.Identity][]string     // nodes that it named and that had no room, the last one last, until it names another or none
 
-	told map[string]bool // what was told and is not stored yet, by alert.Tell.ID
+	notified map[string]bool // what was told and is not stored yet, by alert.Tell.ID
 
 	expects  expects
 	reported time.Time // when a status was written last

@@ -32,7 +32,7 @@ func (c *cluster) operate(name string, change func(*node.Ops)) {
 			return err
 		}
 		res := found[name]
-		res.Value = res.Value.Told(rec.Value)
+		res.Value = res.Value.AsOperatorsSay(rec.Value)
 		return c.store.Operator.ChangeNode(c.t.Context(), store.NodeChange{
 			Ops: rec.Value, Index: rec.Index, Reservation: &res, Audit: store.NewAudit("test", "operate", "", nil),
 		})

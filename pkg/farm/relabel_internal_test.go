@@ -34,7 +34,7 @@ func TestOnlyWhatComesDependsOnTheStamps(t *testing.T) {
 		for stamp, labels := range map[string]map[string]string{"": nil, "the same": {}, "others": {"pool": "b"}} {
 			res, want := node.Reservation{}, scheduler.Reason("")
 			if stamp != "" {
-				res = res.Told(node.Ops{Labels: labels})
+				res = res.AsOperatorsSay(node.Ops{Labels: labels})
 			}
 			if stamp == "others" {
 				want = tt.refused

@@ -48,7 +48,7 @@ func (f *speaker) reportUnclaimed(ctx context.Context, ids []string, locks store
 		}
 		told[id] = pending
 	}
-	f.told = told
+	f.notified = told
 	switch {
 	case !lowest:
 		f.unreadable.forget(unownedKind)
@@ -59,7 +59,7 @@ func (f *speaker) reportUnclaimed(ctx context.Context, ids []string, locks store
 
 // reportOne says that one controller has no owner, and returns what was told about it and is not stored yet.
 func (f *speaker) reportOne(ctx context.Context, id string) (told map[string]bool, err error) {
-	told = f.told[id]
+	told = f.notified[id]
 	u, ok, err := f.cfg.Store.ReadUnowned(ctx, id)
 	if err != nil || !ok {
 		return told, err
@@ -73,7 +73,7 @@ func (f *speaker) reportOne(ctx context.Context, id string) (told map[string]boo
 		fmt.Sprintf("none of the %d living farms works on it", len(f.members())), now)
 	st.Owner = ""
 	quiet := record.Disabled || record.DeletedAt != nil
-	st.Incidents, _ = alert.Track(alert.Input{Before: u.Status, After: &st, Now: now, Quiet: quiet, Told: told})
+	st.Incidents, _ = alert.Track(alert.Input{Before: u.Status, After: &st, Now: now, Quiet: quiet, Notified: told})
 	if statusDiffers(u.Status, &st) {
 		if err := f.cfg.Store.ReportUnowned(ctx, u, st); err != nil {
 			return told, err

@@ -35,7 +35,7 @@ func (ps *writer) sayUnreadable(ctx context.Context, head store.Head, failure er
 	st.Conditions = rc.SetCondition(st.Conditions, rc.Unreadable, true, st.LastError, now)
 	record := &head.RC.Value
 	st.Incidents, _ = alert.Track(alert.Input{
-		Before: head.Status, After: &st, Now: now, Told: ps.mem.told, Quiet: record.Disabled || record.DeletedAt != nil,
+		Before: head.Status, After: &st, Now: now, Notified: ps.mem.notified, Quiet: record.Disabled || record.DeletedAt != nil,
 	})
 	if statusDiffers(head.Status, &st) {
 		write := &batch{Batch: store.Batch{Fence: ps.mem.fence, RCID: ps.id, RCIndex: head.RC.Index, Status: &st}}
@@ -53,8 +53,8 @@ type speaker struct {
 	*core
 	unreadable unreadables
 	// What the sweeps know of controllers without an owner; only their loop uses it.
-	free map[string]bool            // in the last sweep
-	told map[string]map[string]bool // by controller, what was told and is not stored yet
+	free     map[string]bool            // in the last sweep
+	notified map[string]map[string]bool // by controller, what was told and is not stored yet
 }
 
 // unreadables are the records in the farm's view of the cluster that cannot be read.
@@ -247,7 +247,7 @@ func trackRecords(before map[string][]rc.Incident, errs map[string]string, now t
 		if corrupt {
 			is.Conditions = rc.SetCondition(nil, rc.Unreadable, true, reason, now)
 		}
-		is.Incidents, _ = alert.Track(alert.Input{Before: was, After: is, Now: now, Told: told})
+		is.Incidents, _ = alert.Track(alert.Input{Before: was, After: is, Now: now, Notified: told})
 		if len(is.Incidents) > 0 {
 			next[key] = is.Incidents
 		}
@@ -298,16 +298,16 @@ func (m *memory) alertGone(ctx context.Context, to alert.Teller, id string, st *
 	now := time.Now().UTC()
 	for _, i := range st.Incidents {
 		tell := alert.Tell{Incident: i, Resolved: true}
-		if i.AlertedAt == nil && !m.told[i.Key] || m.told[tell.ID()] {
+		if i.AlertedAt == nil && !m.notified[i.Key] || m.notified[tell.ID()] {
 			continue
 		}
 		if i.ResolvedAt == nil {
 			i.ResolvedAt = &now
 		}
-		if m.told == nil {
-			m.told = map[string]bool{}
+		if m.notified == nil {
+			m.notified = map[string]bool{}
 		}
-		m.told[tell.ID()] = true
+		m.notified[tell.ID()] = true
 		to.One(ctx, id, alert.Tell{Incident: i, Resolved: true})
 	}
 }
@@ -320,7 +320,7 @@ func (ps *writer) track(plan *reconcile.Plan) {
 		st.Conditions = rc.SetCondition(st.Conditions, rc.Unreadable, st.LastError != "", st.LastError, ps.snapshot.Now)
 	}
 	incidents, due := alert.Track(alert.Input{
-		Before: ps.head.Status, After: &plan.Status, Now: ps.snapshot.Now, Told: ps.mem.told,
+		Before: ps.head.Status, After: &plan.Status, Now: ps.snapshot.Now, Notified: ps.mem.notified,
 		Quiet: record.Disabled || record.DeletedAt != nil,
 	})
 	plan.Status.Incidents = incidents
@@ -333,8 +333,8 @@ func (ps *writer) track(plan *reconcile.Plan) {
 // told anything, which the next pass then stores.
 func (ps *writer) alert(ctx context.Context, plan *reconcile.Plan) (told bool) {
 	now := time.Now()
-	pending, fresh := ps.kit.teller.Due(ctx, ps.id, alert.Due(&plan.Status, now), ps.mem.told)
-	ps.mem.told = pending
+	pending, fresh := ps.kit.teller.Due(ctx, ps.id, alert.Due(&plan.Status, now), ps.mem.notified)
+	ps.mem.notified = pending
 	ps.kit.metrics.Alerting(ps.id, alert.Active(&plan.Status, now))
 	return fresh > 0
 }

@@ -54,9 +54,9 @@ func (v *View) SetOps(ops Ops) {
 	v.Ops, v.Stamps.Operators = ops, LabelStamp(ops.Labels)
 }
 
-// Told returns the reservation as it should be where operators have said this of the node: ineligible while it is drained, and with the
+// AsOperatorsSay returns the reservation as it should be where operators have said this of the node: ineligible while it is drained, and with the
 // stamp of their labels.
-func (r Reservation) Told(ops Ops) Reservation {
+func (r Reservation) AsOperatorsSay(ops Ops) Reservation {
 	r = r.Clone()
 	r.Ineligible, r.Labels.Operators = ops.Drain != nil, LabelStamp(ops.Labels)
 	return r

@@ -60,7 +60,7 @@ func TestTold(t *testing.T) {
 	t.Parallel()
 	ops := node.Ops{Name: "n1", Labels: map[string]string{"rack": "a"}, Drain: &node.Drain{}}
 	before := node.Reservation{Labels: node.Stamps{Own: "own", Operators: "old"}, Claims: map[string]node.Claim{"web/main.0": {}}}
-	after := before.Told(ops)
+	after := before.AsOperatorsSay(ops)
 	stamps := node.NewView(node.Node{}, ops, true).Stamps
 	if !after.Ineligible || after.Labels.Own != "own" || after.Labels.Operators != stamps.Operators || len(after.Claims) != 1 {
 		t.Errorf("%+v", after)

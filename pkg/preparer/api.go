@@ -95,10 +95,10 @@ func (p *Preparer) RunIn(ctx context.Context, id pod.Identity, process string, a
 	if err != nil {
 		return err
 	}
-	if command.Hold, err = supervise.HoldCommands(commandsPath(p.cfg.Dir, id)); err != nil {
+	if command.LockFile, err = supervise.LockCommands(commandsPath(p.cfg.Dir, id)); err != nil {
 		return fmt.Errorf("pod %s: %w", id, err)
 	}
-	defer func() { _ = command.Hold.Close() }() // it is closed already where the command was started
+	defer func() { _ = command.LockFile.Close() }() // it is closed already where the command was started
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	over, err := p.beginCommand(id, cancel)

@@ -61,11 +61,11 @@ func (p *Preparer) stopSilent(now proc.Moment) (shortest, due time.Duration) {
 				continue
 			}
 			shortest = min(shortest, after)
-			switch touch := p.touchOf(e, now); {
-			case touch.Serving:
-			case touch.MayRun(after):
-				due = min(due, touch.NextLook(after))
-			case touch.Running:
+			switch conn := p.connectivityOf(e, now); {
+			case conn.Serving:
+			case conn.MayRun(after):
+				due = min(due, conn.NextLook(after))
+			case conn.Running:
 				p.pods.enqueue(e)
 			}
 		}
@@ -73,9 +73,9 @@ func (p *Preparer) stopSilent(now proc.Moment) (shortest, due time.Duration) {
 	return shortest, due
 }
 
-// heldBack reports whether the pod must not run, because its manifest says that it does not without Consul or because the
+// mustNotRun reports whether the pod must not run, because its manifest says that it does not without Consul or because the
 // node's name is lost, and says so.
-func (w *worker) heldBack(rec *Record) (held bool, err error) {
+func (w *worker) mustNotRun(rec *Record) (held bool, err error) {
 	after := stopAfter(rec.Installed.Decode())
 	now, err := proc.Now()
 	w.pods.do(func() { // all of it at once, so that an intent that is read now either decides or finds it held
@@ -84,13 +84,13 @@ func (w *worker) heldBack(rec *Record) (held bool, err error) {
 				return
 			}
 			w.contact.Changed.Raise() // the note of the last contact may be needed from now on
-			held = !w.touchOf(w.e, now).MayRun(after)
+			held = !w.connectivityOf(w.e, now).MayRun(after)
 		}
 		if err = nil; !held {
 			w.pods.enter(w.e, Freed)
 			return
 		}
-		if w.e.state != Held {
+		if w.e.state != Suspended {
 			w.logChange(w.e, "hold back "+w.without(rec), obs.Fields{fieldRevision: w.e.rec.Intent.Revision})
 		}
 		w.pods.enter(w.e, Barred)
@@ -111,11 +111,11 @@ func (w *worker) without(rec *Record) string {
 	return "without contact to Consul"
 }
 
-// errHeldBack says that a pod does not run, and that nothing needs to be done about it.
-var errHeldBack = errors.New("held back until Consul is in touch")
+// errSuspended says that a pod does not run, and that nothing needs to be done about it.
+var errSuspended = errors.New("held back until Consul is in touch")
 
-// holdBack stops what runs of a pod that must not, and returns errHeldBack when nothing runs.
-func (w *worker) holdBack(ctx context.Context, rec *Record) error {
+// suspend stops what runs of a pod that must not, and returns errSuspended when nothing runs.
+func (w *worker) suspend(ctx context.Context, rec *Record) error {
 	nameless := w.nameless(rec)
 	message := fmt.Sprintf("does not run without contact to Consul (disconnect.stop_after: %s); starts when its intent is read again", stopAfter(rec.Installed.Decode()))
 	var noted error
@@ -144,5 +144,5 @@ func (w *worker) holdBack(ctx context.Context, rec *Record) error {
 	if noted != nil {
 		return noted
 	}
-	return errHeldBack
+	return errSuspended
 }

@@ -195,7 +195,7 @@ func TestRebootWaitsForIntent(t *testing.T) {
 	b.awaitNode("the lock", func(n node.Node, session string) bool { return session != "" && n.Incarnation != before.Incarnation })
 	close(procs.open) // from here on pods are looked at
 	for i := range 3 {
-		b.awaitHeldBack(i)
+		b.awaitSuspended(i)
 	}
 	b.forget(1)
 	b.tell(intent(2, lone, pod.Stopped, 11))
@@ -209,8 +209,8 @@ func TestRebootWaitsForIntent(t *testing.T) {
 	b.awaitReady(1, lone, 10)
 }
 
-// awaitHeldBack waits until the preparer has said that it does not start a pod.
-func (b *bench) awaitHeldBack(index int) {
+// awaitSuspended waits until the preparer has said that it does not start a pod.
+func (b *bench) awaitSuspended(index int) {
 	b.t.Helper()
 	b.eventually(func() error {
 		for line := range strings.Lines(b.log.text()) {

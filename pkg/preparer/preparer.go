@@ -316,7 +316,7 @@ func (p *Preparer) apply(d Decision) {
 		return
 	case Agree:
 		e.standing = standing{verdict: Agree}
-		if e.state == Held {
+		if e.state == Suspended {
 			p.pods.enqueue(e)
 		}
 	default:

@@ -17,15 +17,15 @@ import (
 // reconcileProcs makes exactly the installed processes run. Processes that run already are left alone, whatever their
 // specification says: a new version of the preparer must not restart pods.
 func (w *worker) reconcileProcs(ctx context.Context, rec Record) (Record, error) {
-	held, err := w.heldBack(&rec)
-	if !held && err == nil && !rec.Installed.Known() {
+	waits, err := w.mustNotRun(&rec)
+	if !waits && err == nil && !rec.Installed.Known() {
 		if rec, err = w.identify(ctx, rec); err != nil {
 			return rec, err
 		}
-		held, err = w.heldBack(&rec)
+		waits, err = w.mustNotRun(&rec)
 	}
-	if held && err == nil {
-		err = w.holdBack(ctx, &rec)
+	if waits && err == nil {
+		err = w.suspend(ctx, &rec)
 	}
 	if err != nil {
 		return rec, err

@@ -15,7 +15,7 @@ const (
 	Behind    PodState = "behind"    // what it should be and what runs of it differ, or were not compared yet
 	Up        PodState = "up"        // the processes of the installed version were started, so that its services may be registered
 	Spent     PodState = "spent"     // likewise, and it runs at most once: it is not started again, and nobody saw how it ended
-	Held      PodState = "held"      // it must not run before its intent is read again
+	Suspended PodState = "held"      // it must not run before its intent is read again
 	Stopping  PodState = "stopping"  // a stop was accepted
 	Stopped   PodState = "stopped"   // nothing of it runs, and that is on the disk
 	Collected PodState = "collected" // and nothing is left of it but a tombstone, and volumes
@@ -53,19 +53,19 @@ var (
 
 // steps is all that may follow. What is not here cannot be.
 var steps = []step{
-	{append(alive[:3:3], Held), ToldToRun, "", "nothing is touched before it is compared, or another version is installed"},
+	{append(alive[:3:3], Suspended), ToldToRun, "", "nothing is touched before it is compared, or another version is installed"},
 	{append(ended[:2:2], Stopping), ToldToRun, Behind, "a higher revision starts what was stopped, or was to be; something of it may run"},
-	{append(alive[:3:3], Held), ToldToStop, Stopping, "whatever runs of it is stopped"},
+	{append(alive[:3:3], Suspended), ToldToStop, Stopping, "whatever runs of it is stopped"},
 	{append(ended[:2:2], Stopping), ToldToStop, "", "the higher revision is what is confirmed"},
 
 	{alive, Replaced, Behind, "its services are those of what was there until their processes go"},
-	{append(ended[:2:2], Stopping, Held), Replaced, "", "the processes that are stopped are all that it has"},
+	{append(ended[:2:2], Stopping, Suspended), Replaced, "", "the processes that are stopped are all that it has"},
 	{alive, Launched, Up, "what should run was started, or is there after all"},
 	{alive, Ran, Spent, "what is gone is not started again"},
 
-	{append(alive[:3:3], Held), Barred, Held, "it may run elsewhere"},
+	{append(alive[:3:3], Suspended), Barred, Suspended, "it may run elsewhere"},
 	{alive, Freed, "", "it was not held"},
-	{[]PodState{Held}, Freed, Behind, "its intent was read again"},
+	{[]PodState{Suspended}, Freed, Behind, "its intent was read again"},
 
 	{[]PodState{Stopping}, Buried, Stopped, "a stop is confirmed by what is on the disk (P5)"},
 	{ended, Buried, "", "the higher revision is on the disk"},

@@ -8,7 +8,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-var allStates = []PodState{Behind, Up, Spent, Held, Stopping, Stopped, Collected}
+var allStates = []PodState{Behind, Up, Spent, Suspended, Stopping, Stopped, Collected}
 
 // The table is what the promises ask for, whatever comes in which order.
 func TestStatesThatFollow(t *testing.T) {
@@ -43,7 +43,7 @@ func TestStatesThatFollow(t *testing.T) {
 				t.Errorf("%s runs again because it is %s; only an intent may revive it", from, on)
 			case to.up() && !from.up() && on != Launched && on != Ran:
 				t.Errorf("%s is up because it is %s", from, on)
-			case from == Held && to != Held && on != Freed && on != ToldToStop:
+			case from == Suspended && to != Suspended && on != Freed && on != ToldToStop:
 				t.Errorf("what is held is let go because it is %s", on)
 			}
 		}

@@ -42,9 +42,9 @@ type kit struct {
 
 func (k *kit) podLog(id pod.Identity) obs.Logger { return k.log.WithField(obs.Pod, id.String()) }
 
-// touchOf is what decides whether a pod may run. The caller is in pods.do.
-func (k *kit) touchOf(e *entry, now proc.Moment) claim.Touch {
-	t := k.contact.Touch(now)
+// connectivityOf is what decides whether a pod may run. The caller is in pods.do.
+func (k *kit) connectivityOf(e *entry, now proc.Moment) claim.Connectivity {
+	t := k.contact.Connectivity(now)
 	t.Agreed, t.Running, t.Lost, t.Waits = e.standing.verdict == Agree, anyAlive(e.procs), k.name.Lost(), e.rec.AwaitsIntent
 	if e.id.Local() { // its intent is on this node, and it runs on no other
 		t.Serving, t.Unread, t.Lost, t.Waits = true, 0, false, false
@@ -115,7 +115,7 @@ func (w *worker) reconcile(ctx context.Context) error {
 		}
 		_, procsErr = w.reconcileProcs(ctx, rec)
 	}
-	if errors.Is(procsErr, errHeldBack) {
+	if errors.Is(procsErr, errSuspended) {
 		return nil
 	}
 	if procsErr != nil {

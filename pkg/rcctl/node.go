@@ -96,7 +96,7 @@ func changeNode(ctx context.Context, s *conn, c *nodeChange, index uint64, reser
 // which stands in nobody's way, is made when the labels change.
 func told(cur operated, ops node.Ops) *store.Rec[node.Reservation] {
 	next := cur.reservation
-	next.Value = next.Value.Told(ops)
+	next.Value = next.Value.AsOperatorsSay(ops)
 	relabelled := !maps.Equal(cur.ops.Value.Labels, ops.Labels)
 	if !relabelled && cur.reservation.Value.Agrees(next.Value.Ineligible, next.Value.Labels) {
 		return nil

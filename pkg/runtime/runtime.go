@@ -48,8 +48,8 @@ type Spec struct {
 	StopSignal string     `json:"stop_signal,omitempty"` // such as SIGINT; empty: SIGTERM
 	Restart    Restart    `json:"restart,omitzero"`
 	Isolation  *Isolation `json:"isolation,omitempty"` // nil: it runs as the supervisor does
-	// HoldAfterBoot: when the machine was restarted the process is Stopped until somebody starts it again.
-	HoldAfterBoot bool `json:"hold_after_boot,omitempty"`
+	// StartSuspended: when the machine was restarted the process is Stopped until somebody starts it again.
+	StartSuspended bool `json:"hold_after_boot,omitempty"`
 }
 
 // Restart says what follows the end of a process.

@@ -76,7 +76,7 @@ func (t *Duties) MendReservation(ctx context.Context, name string) (mended bool,
 		return false, err
 	}
 	stamps := node.NewView(record.Value, ops.Value, true).Stamps
-	next := res.Value.Told(ops.Value)
+	next := res.Value.AsOperatorsSay(ops.Value)
 	next.Labels = stamps
 	if res.Value.Agrees(next.Ineligible, stamps) {
 		return false, nil

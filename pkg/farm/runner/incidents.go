@@ -23,8 +23,8 @@ import (
 
 // telling is what the farm with the lowest id knows of one service's incident.
 type telling struct {
-	told map[string]bool       // not stored yet, by alert.Tell.ID
-	open *store.RolloutIncident // that was told, and is not over
+	notified map[string]bool        // not stored yet, by alert.Tell.ID
+	open     *store.RolloutIncident // that was told, and is not over
 }
 
 // newIncident returns what is wrong with a rollout now. One incident goes on while before is not resolved.
@@ -43,12 +43,12 @@ const tellEvery = time.Second
 
 // incidents tells what is wrong with rollouts, while this farm has the lowest id. Only its own loop uses it.
 type incidents struct {
-	cfg    *Config
-	log    obs.Logger
-	teller alert.Teller
-	wake   wait.Signal // incidents may have changed
-	known  func() known
-	told   map[string]*telling // by service
+	cfg      *Config
+	log      obs.Logger
+	teller   alert.Teller
+	wake     wait.Signal // incidents may have changed
+	known    func() known
+	tellings map[string]*telling // by service
 }
 
 // known is what a runner has seen of all rollouts at one moment. Nobody changes it.
@@ -64,7 +64,7 @@ func (t *incidents) run(ctx context.Context) error {
 		if t.lowest() {
 			t.tellAll(ctx)
 		} else {
-			for service := range t.told {
+			for service := range t.tellings {
 				t.forget(service)
 			}
 		}
@@ -95,7 +95,7 @@ func (t *incidents) sweepBells(ctx context.Context, is known) {
 func (t *incidents) tellAll(ctx context.Context) {
 	now, is := time.Now().UTC(), t.known()
 	t.sweepBells(ctx, is)
-	services := slices.Concat(keys(is.Incidents), keys(is.Corrupt), keys(is.lonely), keys(t.told))
+	services := slices.Concat(keys(is.Incidents), keys(is.Corrupt), keys(is.lonely), keys(t.tellings))
 	slices.Sort(services)
 	for _, service := range slices.Compact(services) {
 		stored, since := is.Incidents[service], is.lonely[service]
@@ -147,10 +147,10 @@ func incidentOf(service string, stored *store.Rec[store.RolloutIncident], rec *r
 // tellOne moves the incident of one service, stores where it stands, and tells what has to be told. What is stored has the index zero for
 // nothing; wrong is what is the case, nil for nothing.
 func (t *incidents) tellOne(ctx context.Context, service string, stored store.Rec[store.RolloutIncident], wrong *store.RolloutIncident, now time.Time) error {
-	of := t.told[service]
+	of := t.tellings[service]
 	if of == nil {
 		of = &telling{}
-		t.told[service] = of
+		t.tellings[service] = of
 	}
 	if stored.Index == 0 && wrong == nil {
 		if of.open != nil { // the record was removed by hand
@@ -170,7 +170,7 @@ func (t *incidents) tellOne(ctx context.Context, service string, stored store.Re
 		is.Conditions = rc.SetCondition(nil, alert.RolloutTrouble, true, wrong.Reason, wrong.Since)
 		next = *wrong
 	}
-	is.Incidents, _ = alert.Track(alert.Input{Before: was, After: is, Now: now, Told: of.told})
+	is.Incidents, _ = alert.Track(alert.Input{Before: was, After: is, Now: now, Notified: of.notified})
 	var write *store.RolloutIncident
 	if len(is.Incidents) > 0 {
 		next.Incident = is.Incidents[0]
@@ -181,7 +181,7 @@ func (t *incidents) tellOne(ctx context.Context, service string, stored store.Re
 			return err
 		}
 	}
-	of.told, _ = t.teller.Due(ctx, "", alert.Due(is, now), of.told)
+	of.notified, _ = t.teller.Due(ctx, "", alert.Due(is, now), of.notified)
 	of.open = nil
 	active := alert.Active(is, now)
 	if len(active) > 0 {
@@ -189,7 +189,7 @@ func (t *incidents) tellOne(ctx context.Context, service string, stored store.Re
 	}
 	t.cfg.Alerting(service, active)
 	if write == nil {
-		delete(t.told, service)
+		delete(t.tellings, service)
 	}
 	return nil
 }
@@ -197,5 +197,5 @@ func (t *incidents) tellOne(ctx context.Context, service string, stored store.Re
 // forget is for a service with which nothing is wrong any more, or that is not this farm's to tell of.
 func (t *incidents) forget(service string) {
 	t.cfg.Alerting(service, nil)
-	delete(t.told, service)
+	delete(t.tellings, service)
 }

@@ -211,7 +211,7 @@ func TestPreDeployInAnotherWorld(t *testing.T) {
 func TestARunnerDiesWhileAPreDeployRuns(t *testing.T) {
 	t.Parallel()
 	for name, verdict := range map[string]consultest.Verdict{
-		"before the step": consultest.CutBefore, "after the step": consultest.CutAfter, "the step lands late": consultest.HoldBack,
+		"before the step": consultest.CutBefore, "after the step": consultest.CutAfter, "the step lands late": consultest.Delay,
 	} {
 		for result, code := range map[string]int{"well": 0, "badly": 1} {
 			t.Run(name+"/"+result, func(t *testing.T) {
@@ -238,7 +238,7 @@ func TestARunnerDiesWhileAPreDeployRuns(t *testing.T) {
 				if outcome, reason := w.ended(2); outcome != string(want) {
 					t.Errorf("%s: %s", outcome, reason)
 				}
-				if verdict == consultest.HoldBack {
+				if verdict == consultest.Delay {
 					proxy.Release(t)
 				}
 				if code == 0 {

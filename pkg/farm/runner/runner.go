@@ -135,7 +135,7 @@ func New(cfg Config) *Runner {
 		carried: map[string]*carried{}, known: known{lonely: map[string]time.Time{}},
 	}
 	r.tells = &incidents{
-		cfg: &r.cfg, log: r.log, teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, wake: wait.NewSignal(), told: map[string]*telling{},
+		cfg: &r.cfg, log: r.log, teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, wake: wait.NewSignal(), tellings: map[string]*telling{},
 		known: func() known {
 			r.mu.Lock()
 			defer r.mu.Unlock()

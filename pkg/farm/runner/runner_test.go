@@ -55,7 +55,7 @@ func TestARolloutIsCarriedOut(t *testing.T) {
 func TestEachStepIsCutOff(t *testing.T) {
 	t.Parallel()
 	for name, verdict := range map[string]consultest.Verdict{
-		"not sent": consultest.CutBefore, "landed and unknown": consultest.CutAfter, "landing late": consultest.HoldBack,
+		"not sent": consultest.CutBefore, "landed and unknown": consultest.CutAfter, "landing late": consultest.Delay,
 	} {
 		for _, n := range []int{0, 1, 2, 4, 6} {
 			t.Run(fmt.Sprintf("%s/%d", name, n), func(t *testing.T) {
@@ -74,7 +74,7 @@ func TestEachStepIsCutOff(t *testing.T) {
 				default:
 					t.Fatalf("there were fewer than %d steps", n+1)
 				}
-				if verdict == consultest.HoldBack {
+				if verdict == consultest.Delay {
 					proxy.Release(t)
 				}
 				if outcome != string(rollout.Done) {
@@ -112,7 +112,7 @@ func TestARunnerDies(t *testing.T) {
 	w.running(3)
 	w.owners()
 	proxy := consultest.StartProxy(t, w.addr)
-	rule, cut := onStep(1, consultest.HoldBack, w.Keys().Prefix())
+	rule, cut := onStep(1, consultest.Delay, w.Keys().Prefix())
 	proxy.Set(rule)
 	ids := []string{"f1", "f2"}
 	members := w.members("f1", "f2").list

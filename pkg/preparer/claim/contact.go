@@ -15,9 +15,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Touch is what is known of the connection to Consul's servers at one moment, of the node's name, and of one pod. It decides whether a
+// Connectivity is what is known of the connection to Consul's servers at one moment, of the node's name, and of one pod. It decides whether a
 // pod may run whose manifest says that it stops by itself when there is none, or that was stopped because the name was lost.
-type Touch struct {
+type Connectivity struct {
 	Serving bool          // a session is held
 	Agreed  bool          // when this preparer last read the intents under the node's lock, the pod's was the accepted one
 	Running bool          // processes of the pod run
@@ -34,7 +34,7 @@ const startGrace = 5 * time.Second
 
 // MayRun decides. What runs goes on until the silence has lasted stopAfter. What does not run may have been started elsewhere, after a
 // restart of the machine as after a silence, and only its intent tells: a session, or the lock, does not.
-func (t Touch) MayRun(stopAfter time.Duration) bool {
+func (t Connectivity) MayRun(stopAfter time.Duration) bool {
 	switch {
 	case t.Lost:
 		return false
@@ -54,7 +54,7 @@ func (t Touch) MayRun(stopAfter time.Duration) bool {
 }
 
 // NextLook is when MayRun may change its mind in a silence that goes on.
-func (t Touch) NextLook(stopAfter time.Duration) time.Duration {
+func (t Connectivity) NextLook(stopAfter time.Duration) time.Duration {
 	next := proc.Never
 	for _, d := range []time.Duration{stopAfter - t.Silence, stopAfter - t.Started, startGrace - t.Started} {
 		if d > 0 {
@@ -153,11 +153,11 @@ func (c *Contact) Informed() bool {
 	return c.informed
 }
 
-// Touch returns what is known now, of all but one pod.
-func (c *Contact) Touch(now proc.Moment) Touch {
+// Connectivity returns what is known now, of all but one pod.
+func (c *Contact) Connectivity(now proc.Moment) Connectivity {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	t := Touch{Serving: c.serving, Silence: now.Since(c.last), Started: now.Since(c.started)}
+	t := Connectivity{Serving: c.serving, Silence: now.Since(c.last), Started: now.Since(c.started)}
 	if !c.informed {
 		t.Unread = now.Since(c.read)
 	}

@@ -24,7 +24,7 @@ func TestUserRangeChoose(t *testing.T) {
 		taken := map[int]bool{}
 		free := 0
 		for n := r.First; n <= r.Last; n++ {
-			if r.holds(n) {
+			if r.contains(n) {
 				free++
 			}
 		}

@@ -67,7 +67,7 @@ func (v *Version) Spec(of Process) (runtime.Spec, error) {
 		LogPath:  filepath.Join(v.n.Logs(v.ID), of.Name+".log"),
 		LogBytes: v.n.cfg.LogBytes, LogKeep: v.n.cfg.LogKeep,
 		StopGrace: l.StopGrace.Or(manifest.DefaultStopGrace), StopSignal: l.StopSignal,
-		Restart: restart, Isolation: iso, HoldAfterBoot: v.M.Disconnect != nil && v.M.Disconnect.StopAfter != nil,
+		Restart: restart, Isolation: iso, StartSuspended: v.M.Disconnect != nil && v.M.Disconnect.StopAfter != nil,
 	}, nil
 }
 

@@ -29,7 +29,7 @@ var errNoUser = errors.New("all are taken by pods, stopped ones included; allow 
 
 func (r UserRange) on() bool { return r.Last > 0 }
 
-func (r UserRange) holds(number int) bool {
+func (r UserRange) contains(number int) bool {
 	return r.on() && r.First <= number && number <= r.Last && number != nobody && number != noNumber
 }
 
@@ -41,7 +41,7 @@ func (r UserRange) choose(name string, taken map[int]bool) (int, error) {
 	size := r.Last - r.First + 1
 	for i := range size {
 		number := r.First + (int(hash.Sum64()%uint64(size))+i)%size
-		if r.holds(number) && !taken[number] {
+		if r.contains(number) && !taken[number] {
 			return number, nil
 		}
 	}
@@ -126,7 +126,7 @@ func (n *Node) loadUsers(numbers map[pod.Identity]int) {
 			if name == removedDir && len(parts) > 2 {
 				name = removedOf(parts[2])
 			}
-			if _, group, err := ownerOf(path); err == nil && n.cfg.Isolation.Users.holds(group) {
+			if _, group, err := ownerOf(path); err == nil && n.cfg.Isolation.Users.contains(group) {
 				n.users.give(name, group)
 			}
 		}
@@ -186,7 +186,7 @@ func numberOf(in UserRange, procs []runtime.Status) int {
 	for i := range procs {
 		if iso := procs[i].Spec.Isolation; iso != nil {
 			groups := append([]int{iso.GID}, iso.Groups...)
-			if i := slices.IndexFunc(groups, in.holds); i >= 0 {
+			if i := slices.IndexFunc(groups, in.contains); i >= 0 {
 				return groups[i]
 			}
 		}

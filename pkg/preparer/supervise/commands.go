@@ -61,8 +61,8 @@ func (c *Commands) End() (reopen func()) {
 	}
 }
 
-// HoldCommands takes the shared lock on a file that a command is to hold.
-func HoldCommands(path string) (*os.File, error) {
+// LockCommands takes the shared lock on a file that a command is to hold.
+func LockCommands(path string) (*os.File, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("note that a command runs: %w", err)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/runtime/stub"
 )
 
-// Descriptors that a guard inherits besides 0 to 2, and behind them Command.Hold.
+// Descriptors that a guard inherits besides 0 to 2, and behind them Command.LockFile.
 const (
 	orderFD  = 3 // read end: one order as JSON; its end means that everything must end
 	answerFD = 4 // write end: the result

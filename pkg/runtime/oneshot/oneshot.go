@@ -65,9 +65,9 @@ type Command struct {
 	// OwnCgroup says that Isolation.Cgroup is this program's alone: what its guard has left in it is killed, and it is removed.
 	OwnCgroup bool `json:"own_cgroup,omitempty"`
 
-	// Hold is kept open until nothing of the program is left, by who runs it and not by the program: a lock on it is held that
+	// LockFile is kept open until nothing of the program is left, by who runs it and not by the program: a lock on it is held that
 	// long, also where the caller dies. Run closes it in this process.
-	Hold *os.File `json:"-"`
+	LockFile *os.File `json:"-"`
 }
 
 // Exit is how a program ended.
@@ -104,8 +104,8 @@ func Run(ctx context.Context, c Command) (Exit, error) {
 		return Exit{}, context.Cause(ctx)
 	}
 	order, answer, wait, err := startGuard(c)
-	if c.Hold != nil {
-		_ = c.Hold.Close() // the guard has it, or nothing runs
+	if c.LockFile != nil {
+		_ = c.LockFile.Close() // the guard has it, or nothing runs
 	}
 	if err != nil {
 		return Exit{}, fmt.Errorf("%w: %w", ErrNotStarted, err)
@@ -185,8 +185,8 @@ func startGuard(c Command) (order, answer *os.File, wait func(), err error) {
 	cmd.Args[0] = os.Args[0]
 	cmd.Env, cmd.Dir = []string{}, "/"
 	cmd.ExtraFiles = []*os.File{orderEnd, answerEnd}
-	if c.Hold != nil {
-		cmd.ExtraFiles = append(cmd.ExtraFiles, c.Hold)
+	if c.LockFile != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, c.LockFile)
 	}
 	if c.Output != nil {
 		cmd.Stdout, cmd.Stderr = c.Output, c.Output

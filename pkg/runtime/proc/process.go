@@ -121,8 +121,8 @@ func (p *Process) Close() {
 func (p *Process) Signal(sc *Scanner, sig unix.Signal) (live int, err error) {
 	var errs []error
 	// As long as the leader exists, alive or as a zombie, its number can be nobody else's group.
-	held := p.Own || !p.Exited()
-	if held && sig != 0 {
+	ours := p.Own || !p.Exited()
+	if ours && sig != 0 {
 		if err := unix.Kill(-p.PID, sig); err != nil && !errors.Is(err, unix.ESRCH) {
 			errs = append(errs, fmt.Errorf("send %s to process group %d: %w", unix.SignalName(sig), p.PID, err))
 		}
@@ -133,7 +133,7 @@ func (p *Process) Signal(sc *Scanner, sig unix.Signal) (live int, err error) {
 	members, err := p.members(sc)
 	errs = append(errs, err)
 	for _, m := range members {
-		if sig != 0 && !(held && m.PGID == p.PID) {
+		if sig != 0 && !(ours && m.PGID == p.PID) {
 			errs = append(errs, m.Signal(sig))
 		}
 	}

@@ -131,7 +131,7 @@ func TestReboot(t *testing.T) {
 	done := n.script("done", `echo $$ >> done.pids; exit 0`)
 	done.Restart.Policy = runtime.OnFailure
 	held, crashing := n.idler("held"), n.script("held-crashing", `echo $$ >> held-crashing.pids; exit 1`)
-	held.HoldAfterBoot, crashing.HoldAfterBoot = true, true
+	held.StartSuspended, crashing.StartSuspended = true, true
 	crashing.Restart.Min = time.Hour
 	n.start(t, held)
 	n.awaitBegun(t, "held")

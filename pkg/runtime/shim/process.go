@@ -95,7 +95,7 @@ func (p *process) enter(phase runtime.Phase) {
 	p.sup.changed(p)
 }
 
-func (p *process) hold(c *child) {
+func (p *process) setChild(c *child) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.child = c
@@ -155,7 +155,7 @@ func (p *process) takeOver(ctx context.Context) {
 // begin starts the run loop. c is what an earlier supervisor left, or nil. The caller holds op.
 func (p *process) begin(c *child) {
 	ended := make(chan struct{})
-	p.hold(c)
+	p.setChild(c)
 	p.ended = ended
 	p.recall = p.sup.tend(func(ctx, recalled context.Context) {
 		defer close(ended)
@@ -198,7 +198,7 @@ func (p *process) start() *child {
 		p.log("process not started", map[string]any{"error": err})
 		return nil
 	}
-	p.hold(c)
+	p.setChild(c)
 	p.enter(runtime.Running)
 	p.log("process started", map[string]any{"pid": c.PID})
 	return c
@@ -220,7 +220,7 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 	}
 	exit := c.status(p.current().Spec.Name)
 	p.sup.family.forget(c.PID)
-	p.hold(nil)
+	p.setChild(nil)
 	c.Close()
 	p.removeCgroup(c)
 	phase, done := runtime.Backoff, !p.current().Spec.Restart.Again(exit)

@@ -83,7 +83,7 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 		}
 	}
 	for id, rec := range good {
-		if rec.Spec.HoldAfterBoot && rec.Desired == wantRun && rec.Boot != boot {
+		if rec.Spec.StartSuspended && rec.Desired == wantRun && rec.Boot != boot {
 			// Durable, so that the next supervisor does not take this boot for the one that it ran in.
 			rec.Desired, rec.PID, rec.Start = wantStop, 0, 0
 			if err := s.records.Save(*rec); err != nil { // the next one finds the former boot in it, and does the same
