@@ -16,7 +16,7 @@ SEED     ?= 0
 CHAOS_TIME ?= 2m
 FAULTS   ?= 200
 FUZZ_TIME ?= 60s
-MUTANTS  ?= pkg/reconcile pkg/placement pkg/scheduler pkg/rollout pkg/deploy/plan pkg/election/ballot
+MUTANTS  ?= pkg/farm/reconcile pkg/farm/placement pkg/scheduler pkg/rollout pkg/deploy/plan pkg/election/ballot
 
 help: ## show this text
 	@echo 'rcfarm: a replication-controller farm on Consul'; echo
@@ -52,7 +52,7 @@ curl: ## provide curl, likewise
 test: build bin/consul dig curl ## everything that must pass: unit, real-Consul and end-to-end tests
 	$(GO) vet ./...
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) ./cmd/... ./pkg/...
-	CGO_ENABLED=0 $(GO) test ./pkg/account # as the programs are built
+	CGO_ENABLED=0 $(GO) test ./pkg/internal/account # as the programs are built
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -p 1 ./integration/...
 
 race: build bin/consul dig curl ## the tests three times in a row, in another order each time

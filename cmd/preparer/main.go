@@ -8,8 +8,8 @@ import (
 	"os"
 
 	"github.com/rcfarm/rcfarm/pkg/app"
-	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
-	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/tree"
 )
 
 func main() {

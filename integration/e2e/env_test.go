@@ -24,7 +24,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/runtime/stub"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/stub"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 

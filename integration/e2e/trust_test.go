@@ -155,7 +155,7 @@ rules:
 
 func (e *env) signersFile() string { return filepath.Join(e.dir, "allowed_signers") }
 
-// key is an SSH key of the tests of pkg/trust.
+// key is an SSH key of the tests of pkg/preparer/trust.
 func (e *env) key(kind string) string {
 	return filepath.Join(e.root, "pkg", "trust", "testdata", "key_"+kind)
 }

@@ -14,8 +14,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/rcfarm/rcfarm/pkg/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/runner"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
@@ -146,7 +146,7 @@ func alerts(root string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	_, texts, err := meanings(root, "pkg/alert/track.go")
+	_, texts, err := meanings(root, "pkg/farm/alert/track.go")
 	rows := [][]string{{"alert", "meaning", "raised after", "see"}}
 	for _, rule := range alert.Rules {
 		name := string(rule.Type)

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/app"
-	"github.com/rcfarm/rcfarm/pkg/artifact"
+	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 

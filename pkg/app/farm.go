@@ -10,14 +10,14 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/farm/janitor"
 	"github.com/rcfarm/rcfarm/pkg/farm/runner"
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/janitor"
+	"github.com/rcfarm/rcfarm/pkg/internal/webhook"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/scheduler/remote"
-	"github.com/rcfarm/rcfarm/pkg/webhook"
 )
 
 // farmConns is how many connections a farm may take of its agent (P8).

@@ -7,10 +7,10 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/artifact"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/nodeapi"
+	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
+	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 

@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/artifact"
-	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
-	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
 )
 
 func TestIsolationOfThisHost(t *testing.T) {

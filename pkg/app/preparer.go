@@ -11,19 +11,19 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/artifact"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
-	"github.com/rcfarm/rcfarm/pkg/runtime/confine"
-	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
-	"github.com/rcfarm/rcfarm/pkg/trust"
+	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/preparer/trust"
 )
 
 // preparerConns is how many connections one node may take of its agent (P8).

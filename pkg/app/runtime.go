@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
-	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/shim"
 )
 
 // supervisorName is the supervisor's directory in the node's.

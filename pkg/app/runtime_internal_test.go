@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/artifact"
-	"github.com/rcfarm/rcfarm/pkg/nodeapi"
+	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
+	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 )
 
 // What the version before this one left below a node's data directory, by path. A trailing slash makes a directory, an

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
-	"github.com/rcfarm/rcfarm/pkg/regular"
+	"github.com/rcfarm/rcfarm/pkg/internal/regular"
 )
 
 // How much an artifact may be, and how long reading it may take.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/rcfarm/rcfarm/pkg/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
+	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/rc"
-	"github.com/rcfarm/rcfarm/pkg/reconcile"
 )
 
 // A status that only counts may wait for the next one, for a while after the last; one that says anything else may not.

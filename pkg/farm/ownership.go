@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
+	"github.com/rcfarm/rcfarm/pkg/farm/placement"
 	"github.com/rcfarm/rcfarm/pkg/obs"
-	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/store"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )

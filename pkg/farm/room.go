@@ -6,10 +6,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/farm/placement"
+	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/placement"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 	"github.com/rcfarm/rcfarm/pkg/wait"

@@ -4,7 +4,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/rcfarm/rcfarm/pkg/placement"
+	"github.com/rcfarm/rcfarm/pkg/farm/placement"
 )
 
 // event is what the world says: something that the farm's watches have seen.

@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/listen"
+	"github.com/rcfarm/rcfarm/pkg/internal/listen"
 )
 
 // DebugOff is the address that means that there is no debug server.

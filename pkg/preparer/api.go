@@ -11,9 +11,9 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
-	"github.com/rcfarm/rcfarm/pkg/runtime"
-	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
 )
 
 const logSuffix = ".log"

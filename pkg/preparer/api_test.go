@@ -13,7 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 )
 
 func TestLogsAndCommands(t *testing.T) {

@@ -18,13 +18,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/rcfarm/rcfarm/pkg/artifact"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
-	"github.com/rcfarm/rcfarm/pkg/disktest"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/internal/disktest"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
 )
 
 // realArtifacts gives the bench a real store of artifacts in dir.

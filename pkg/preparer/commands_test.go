@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 )
 
 // stubborn writes its pid, and that of a child in a session of its own, and ends by nothing but SIGKILL.

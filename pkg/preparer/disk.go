@@ -1,7 +1,7 @@
 package preparer
 
 import (
-	"github.com/rcfarm/rcfarm/pkg/durable"
+	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 )
 

@@ -21,8 +21,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/rcfarm/rcfarm/pkg/artifact"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
 )
 
 // mirror serves the archives of a fault run.

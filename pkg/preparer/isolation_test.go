@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
-	"github.com/rcfarm/rcfarm/pkg/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
 )
 
 // isolated makes the preparer keep its pods apart, and opens the way to its directory. It returns what the host allows.

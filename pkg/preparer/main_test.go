@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
-	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
-	"github.com/rcfarm/rcfarm/pkg/runtime/shim"
-	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/shim"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/tree"
 )
 
 // patience is how long a test waits for something that must happen. The machine may be busy, so it is generous.

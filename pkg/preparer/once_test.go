@@ -11,7 +11,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
 // once is a pod that says in its home how often it was started, and ends as it is told.

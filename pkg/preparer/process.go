@@ -10,8 +10,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
-	"github.com/rcfarm/rcfarm/pkg/runtime"
 )
 
 // reconcileProcs makes exactly the installed processes run. Processes that run already are left alone, whatever their

@@ -7,11 +7,11 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/rcfarm/rcfarm/pkg/internal/regular"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/regular"
-	"github.com/rcfarm/rcfarm/pkg/runtime"
-	"github.com/rcfarm/rcfarm/pkg/runtime/logfile"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
 )
 
 // maxTail bounds what a reality repeats of a log, in bytes.

@@ -13,16 +13,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/trust"
 	"github.com/rcfarm/rcfarm/pkg/store"
-	"github.com/rcfarm/rcfarm/pkg/trust"
 )
 
-// trustOnly makes the node run what one key of pkg/trust signed, and nothing else. It returns the policy's file.
+// trustOnly makes the node run what one key of pkg/preparer/trust signed, and nothing else. It returns the policy's file.
 func (b *bench) trustOnly(key string) string {
 	b.t.Helper()
 	dir := b.t.TempDir()
-	public, err := os.ReadFile("../trust/testdata/" + key + ".pub")
+	public, err := os.ReadFile("trust/testdata/" + key + ".pub")
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func (b *bench) storeSigned(m manifest.Manifest, key string) (digest string, err
 	digest = manifest.Digest(canonical)
 	signature := ""
 	if key != "" {
-		err = trust.WithKey(b.t.Context(), "../trust/testdata/"+key, "", func(s ssh.Signer) (err error) {
+		err = trust.WithKey(b.t.Context(), "trust/testdata/"+key, "", func(s ssh.Signer) (err error) {
 			signature, err = trust.Sign(canonical, s)
 			return err
 		})
@@ -194,7 +194,7 @@ func TestRevokedBeforeItIsInstalled(t *testing.T) {
 	b.mustKeepPID(0, pid)
 
 	// A signature of somebody else counts from when it is there, though the node has the manifest already.
-	public := b.text("../trust/testdata/key_rsa.pub")
+	public := b.text("trust/testdata/key_rsa.pub")
 	b.writeFile(filepath.Join(filepath.Dir(policy), "allowed_signers"), "bob@example.com "+public)
 	b.awaitState(0, pod.StateFailed, 20, "which is not in ")
 	b.uploadSigned(hooked, "key_rsa")

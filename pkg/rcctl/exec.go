@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/inspect"
-	"github.com/rcfarm/rcfarm/pkg/nodeapi"
+	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 )
 
 func execCommand() *cli.Command {

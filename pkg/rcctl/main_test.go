@@ -20,7 +20,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
-	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 // Keys of nodes have the digit of their shard: nodes/7/n1, nodes/4/n2, nodes/7/n3, and nodeops/ likewise.
 func TestScripts(t *testing.T) {
 	addr := consultest.Shared(t).Addr
-	keys, err := filepath.Abs("../trust/testdata")
+	keys, err := filepath.Abs("../preparer/trust/testdata")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
-	"github.com/rcfarm/rcfarm/pkg/nodeapi"
+	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 

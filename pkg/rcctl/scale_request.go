@@ -10,7 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/nodeapi"
+	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
-	"github.com/rcfarm/rcfarm/pkg/trust"
+	"github.com/rcfarm/rcfarm/pkg/preparer/trust"
 )
 
 func signCommand() *cli.Command {

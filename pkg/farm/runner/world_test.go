@@ -17,15 +17,15 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/integration/simnode"
-	"github.com/rcfarm/rcfarm/pkg/alert"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/runner"
+	"github.com/rcfarm/rcfarm/pkg/internal/webhook"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
-	"github.com/rcfarm/rcfarm/pkg/webhook"
 )
 
 func TestMain(m *testing.M) { os.Exit(consultest.Main(m)) }

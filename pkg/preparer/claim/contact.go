@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/durable"
-	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
+	"github.com/rcfarm/rcfarm/pkg/internal/durable"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 

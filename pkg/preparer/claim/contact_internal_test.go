@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/runtime/proc"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 )
 
 func TestMayRun(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/rcfarm/rcfarm/pkg/internal/regular"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
-	"github.com/rcfarm/rcfarm/pkg/regular"
 )
 
 // Limits on what a configuration takes from the node's files, in bytes.

@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
-	"github.com/rcfarm/rcfarm/pkg/runtime"
-	"github.com/rcfarm/rcfarm/pkg/runtime/logfile"
-	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 )
 
 // The turning points of a pod's life that hooks stand at.

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/rcfarm/rcfarm/pkg/account"
+	"github.com/rcfarm/rcfarm/pkg/internal/account"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
 // Isolation is what keeps the node's pods apart, as far as the host allows. The zero value: they run as the preparer does.

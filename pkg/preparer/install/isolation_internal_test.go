@@ -12,9 +12,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/rcfarm/rcfarm/pkg/account"
+	"github.com/rcfarm/rcfarm/pkg/internal/account"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
-	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
 func TestUserRangeChoose(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
 // maxSpecID keeps a process id usable as a file name with a suffix.

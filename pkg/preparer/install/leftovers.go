@@ -14,10 +14,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/account"
+	"github.com/rcfarm/rcfarm/pkg/internal/account"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/tree"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 

@@ -4,8 +4,8 @@ import (
 	"os"
 	"testing"
 
-	"github.com/rcfarm/rcfarm/pkg/runtime/oneshot"
-	"github.com/rcfarm/rcfarm/pkg/runtime/tree"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/tree"
 )
 
 func TestMain(m *testing.M) {

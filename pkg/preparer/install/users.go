@@ -13,7 +13,7 @@ import (
 	"sync"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
 // UserRange holds the numbers that pods are given, each as a user and as a group of that number.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
-	"github.com/rcfarm/rcfarm/pkg/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
 func TestPlanProcs(t *testing.T) {

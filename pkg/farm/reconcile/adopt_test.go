@@ -1,0 +1,182 @@
+package reconcile_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+func orphan(on string, index int, revision int64) reconcile.Orphan {
+	return reconcile.Orphan{Node: on, Orphan: pod.Orphan{
+		Identity: pod.Identity{RCID: "rc", Role: "main", Index: index}, PodID: "p", Digest: "m1", Revision: revision,
+	}}
+}
+
+// The higher revision wins (R2). Where it is the same, or lower, the placement stands.
+func TestTheHigherRevisionIsAdopted(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		orphan reconcile.Orphan
+		want   reconcile.Action // "" for nothing
+	}{
+		"here, lower":       {orphan("n0", 0, 4), ""},
+		"here, the same":    {orphan("n0", 0, 5), ""},
+		"here, higher":      {orphan("n0", 0, 6), reconcile.Adopt},
+		"elsewhere, lower":  {orphan("n1", 0, 4), reconcile.StopDuplicate},
+		"elsewhere, same":   {orphan("n1", 0, 5), reconcile.StopDuplicate},
+		"elsewhere, higher": {orphan("n1", 0, 6), reconcile.Adopt},
+		"without placement": {orphan("n1", 1, 3), reconcile.Adopt},
+	} {
+		s := one(func(s *reconcile.Snapshot, _ *reconcile.Pod) { s.Orphans = []reconcile.Orphan{c.orphan} })
+		if c.want == "" {
+			none(t, name, s)
+			continue
+		}
+		plan := reconcile.Compute(s)
+		at := slices.IndexFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Identity == c.orphan.Identity })
+		if at < 0 || plan.Changes[at].Action != c.want {
+			t.Errorf("%s: %v, want %s", name, plan.Changes, c.want)
+			continue
+		}
+		if ch := plan.Changes[at]; c.want == reconcile.Adopt && (ch.Placement.Node != c.orphan.Node || ch.Placement.Revision <= c.orphan.Revision || ch.Placement.AdoptedAtGeneration != 7) {
+			t.Errorf("%s: %+v", name, ch.Placement)
+		}
+	}
+}
+
+// What is adopted where a former copy was known is that copy; others stay former copies. It bears the labels of its controller,
+// and of the manifest where that can be read.
+func TestAdoptingAFormerCopy(t *testing.T) {
+	t.Parallel()
+	for _, readable := range []bool{true, false} {
+		s := one(func(s *reconcile.Snapshot, p *reconcile.Pod) {
+			p.Placement.Ghosts = []pod.Ghost{{Node: "n1", Revision: 4}, {Node: "n2", Revision: 4}}
+			s.Orphans = []reconcile.Orphan{orphan("n1", 0, 6)}
+			s.Manifest.Labels = map[string]string{"tier": "web"}
+			s.RC.PodLabels = map[string]string{"team": "a"}
+			if !readable {
+				s.Manifest = nil
+			}
+		})
+		ch := only(t, s, reconcile.Adopt)
+		var at []string
+		for _, g := range ch.Placement.Ghosts {
+			at = append(at, g.Node)
+		}
+		if !slices.Equal(at, []string{"n2", "n0"}) {
+			t.Errorf("former copies on %v, want the one that is left and the one that loses", at)
+		}
+		if l := ch.Placement.Labels; (l["tier"] == "web") != readable || l["team"] != "a" {
+			t.Errorf("readable %t: labels %v", readable, l)
+		}
+	}
+}
+
+// A second copy is asked to stop once, and again where it runs at the revision at which it was asked: it cannot have heard.
+func TestASecondCopyIsAskedToStopAboveItsRevision(t *testing.T) {
+	t.Parallel()
+	for asked, again := range map[int64]bool{0: true, 4: true, 3: true, 9: false} {
+		s := one(func(s *reconcile.Snapshot, p *reconcile.Pod) {
+			p.Placement.Ghosts = []pod.Ghost{{Node: "n1", Revision: asked}, {Node: "n2", Revision: 2}}
+			if asked == 0 {
+				p.Placement.Ghosts = p.Placement.Ghosts[1:]
+			}
+			s.Orphans = []reconcile.Orphan{orphan("n1", 0, 4)}
+		})
+		if !again {
+			none(t, "asked at a higher revision", s)
+			continue
+		}
+		ch := only(t, s, reconcile.StopDuplicate)
+		if len(ch.Placement.Ghosts) != 2 || ch.Placement.Ghosts[0].Node != "n2" || ch.Placement.Ghosts[1].Node != "n1" || ch.Placement.Ghosts[1].Revision <= 4 {
+			t.Errorf("asked at %d before: former copies %+v", asked, ch.Placement.Ghosts)
+		}
+	}
+}
+
+// A deleted controller ends with its last record: not with a placement left, nor while one is made.
+func TestADeletedControllerEndsWithItsLastPod(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*reconcile.Snapshot)
+		finish bool
+	}{
+		"nothing is left":    {func(*reconcile.Snapshot) {}, true},
+		"a pod is left":      {func(s *reconcile.Snapshot) { s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)} }, false},
+		"an orphan is found": {func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n1", 0, 5)} }, false},
+		"a share is left": {func(s *reconcile.Snapshot) {
+			s.Leaks = []reconcile.Leak{{Node: "n1", Pod: orphan("n1", 0, 5).Identity}}
+		}, false},
+		"a pod stops": {func(s *reconcile.Snapshot) {
+			p := running(0, "n0", 5, 0)
+			p.RunState, p.Reality.State = pod.Stopped, pod.StateStopping
+			s.Pods = []reconcile.Pod{p}
+		}, false},
+	} {
+		s := snapshotOf(1)
+		s.RC.DeletedAt = &s.Now
+		c.change(s)
+		if plan := reconcile.Compute(s); plan.Finish != c.finish {
+			t.Errorf("%s: finish %t, changes %v", name, plan.Finish, plan.Changes)
+		}
+	}
+}
+
+// A claim of a replica that its node says it runs is not given back, whoever says it; that of another one is.
+func TestClaimsOfOrphansStay(t *testing.T) {
+	t.Parallel()
+	id := orphan("n1", 3, 5).Identity
+	sick := func(s *reconcile.Snapshot) { // so that no other copy is stopped for it
+		p := running(3, "n0", 5, 7)
+		p.Reality.Available = false
+		s.Pods = []reconcile.Pod{p}
+	}
+	for name, c := range map[string]struct {
+		change   func(*reconcile.Snapshot)
+		released bool
+	}{
+		"nobody runs it":              {func(*reconcile.Snapshot) {}, true},
+		"its node runs it":            {func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n1", 3, 5)} }, false},
+		"another node runs it":        {func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n2", 3, 5)} }, false}, // adopted first
+		"a copy that lost":            {func(s *reconcile.Snapshot) { sick(s); s.Orphans = []reconcile.Orphan{orphan("n1", 3, 4)} }, false},
+		"a copy that lost, elsewhere": {func(s *reconcile.Snapshot) { sick(s); s.Orphans = []reconcile.Orphan{orphan("n2", 3, 4)} }, true},
+		"its node runs another":       {func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n1", 4, 5)} }, true},
+		"its node's record says so":   {func(s *reconcile.Snapshot) { s.Nodes["n1"].Orphans = []pod.Orphan{{Identity: id}} }, false},
+		"the record is about others": {func(s *reconcile.Snapshot) {
+			s.Nodes["n1"].Orphans = []pod.Orphan{{Identity: orphan("n1", 4, 5).Identity}}
+		}, true},
+		"its node has no record": {func(s *reconcile.Snapshot) { delete(s.Nodes, "n1") }, true},
+	} {
+		s := snapshotOf(0)
+		s.Leaks = []reconcile.Leak{{Node: "n1", Pod: id}}
+		c.change(s)
+		plan := reconcile.Compute(s)
+		at := slices.IndexFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.Release })
+		if (at >= 0) != c.released {
+			t.Errorf("%s: %v", name, plan.Changes)
+		}
+		if at >= 0 && len(s.Pods) == 0 && (plan.Changes[at].Placement != nil || plan.Changes[at].Index != 0 || plan.Changes[at].Reserve[0].Node != "n1" || plan.Changes[at].Reserve[0].Claim != nil) {
+			t.Errorf("%s: %+v", name, plan.Changes[at])
+		}
+	}
+}
+
+// A pod that runs elsewhere at a higher revision is adopted there, before a former copy takes its place; at the same revision it is not.
+func TestAForgottenPodIsPassedOnUnlessItIsClaimed(t *testing.T) {
+	t.Parallel()
+	for revision, passed := range map[int64]bool{4: true, 5: true, 6: false} {
+		s := one(func(s *reconcile.Snapshot, p *reconcile.Pod) {
+			p.Placement.Ghosts = []pod.Ghost{{Node: "n1"}}
+			p.Ghosts["n1"] = &pod.Reality{Identity: p.Identity, Node: "n1", Digest: "m1", Revision: 4, State: pod.StateReady, Available: true}
+			s.Nodes["n0"].Alive = false
+			s.Orphans = []reconcile.Orphan{orphan("n2", 0, revision)}
+			s.Requests = []reconcile.Request{forget("r", "n0", p)}
+		})
+		plan := reconcile.Compute(s)
+		if got := slices.Contains(answers(&plan), "r"); got != passed {
+			t.Errorf("it runs elsewhere at revision %d: %v, answered %t", revision, plan.Changes, got)
+		}
+	}
+}

@@ -1,0 +1,396 @@
+package reconcile_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// inPlace limits the upgrade of a row of which the first so many have the new manifest, and the others the former one.
+func inPlace(pods, desired, updated, limit int) *reconcile.Snapshot {
+	s := row(pods, desired)
+	s.RC.MinAvailable = count(0)
+	s.RC.Mutator, s.RC.InPlace = "web/1", &rc.InPlace{From: "m0", Limit: limit}
+	s.Manifests = map[string]*manifest.Manifest{"m0": {Version: 1, ID: "former"}}
+	for i := updated; i < pods; i++ {
+		s.Pods[i].Digest, s.Pods[i].Reality.Digest = "m0", "m0"
+	}
+	return s
+}
+
+// upgrades returns which pods a plan gives another manifest, and which.
+func upgrades(plan *reconcile.Plan) (to []string) {
+	for _, ch := range plan.Changes {
+		if ch.Action == reconcile.Upgrade {
+			to = append(to, fmt.Sprintf("%s.%d %s %s", ch.Identity.Role, ch.Identity.Index, ch.Placement.PodID, ch.Placement.Digest))
+		}
+	}
+	return to
+}
+
+// As many pods get the new manifest as the limit says, one by one; those beyond it get the former one again, where there is one.
+func TestAnUpgradeInPlaceKeepsToItsLimit(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		updated, limit int
+		change         func(*reconcile.Snapshot)
+		want           string
+		blocked        bool
+	}{
+		"none yet":            {0, 2, nil, "main.0 p m1", false},
+		"one more":            {1, 2, nil, "main.1 p m1", false},
+		"enough":              {2, 2, nil, "", false},
+		"limit 0":             {0, 0, nil, "", false},
+		"too many":            {3, 2, nil, "main.2 former m0", false},
+		"far too many":        {3, 0, nil, "main.2 former m0", false},
+		"too many, one sick":  {3, 2, func(s *reconcile.Snapshot) { sick(s, 1) }, "main.1 former m0", false},
+		"too many, no former": {3, 2, func(s *reconcile.Snapshot) { s.RC.InPlace.From = "" }, "", false},
+		"too many, the same":  {3, 2, func(s *reconcile.Snapshot) { s.RC.InPlace.From = "m1" }, "", false},
+		"former unread":       {3, 2, func(s *reconcile.Snapshot) { s.Manifests = nil }, "", false},
+		"new unread":          {1, 2, func(s *reconcile.Snapshot) { s.Manifest = nil }, "", false},
+		"back, one is on its way": {2, 0, func(s *reconcile.Snapshot) {
+			s.Pods[2].Switching, s.Pods[2].ChangedAt = true, s.Now
+			sick(s, 2)
+		}, "", false},
+		"back, one that never was upgraded is sick": {2, 0, func(s *reconcile.Snapshot) { sick(s, 2) }, "main.1 former m0", false},
+		"back, one has failed to go back": {2, 0, func(s *reconcile.Snapshot) {
+			s.Pods[2].Switching = true
+			sick(s, 2)
+		}, "", true},
+		"back, the failed one first, at the minimum": {2, 0, func(s *reconcile.Snapshot) {
+			s.RC.MinAvailable = count(2)
+			sick(s, 0)
+		}, "main.0 former m0", false},
+		"back, no room":              {2, 0, func(s *reconcile.Snapshot) { s.RC.MinAvailable = count(3) }, "", true},
+		"holding":                    {0, 2, func(s *reconcile.Snapshot) { s.Hold = "new" }, "", false},
+		"without a limit":            {0, 0, func(s *reconcile.Snapshot) { s.RC.InPlace = nil }, "", false},
+		"without a rollout":          {0, 2, func(s *reconcile.Snapshot) { s.RC.Mutator = "" }, "main.0 p m1", false},
+		"the last one has failed":    {1, 2, func(s *reconcile.Snapshot) { fail(s, 0) }, "", true},
+		"the last one, limit is met": {2, 2, func(s *reconcile.Snapshot) { fail(s, 1); s.Pods[1].Switching = true }, "", true},
+		"a third manifest": {0, 1, func(s *reconcile.Snapshot) {
+			s.Pods[0].Digest, s.Pods[0].Reality.Digest = "m7", "m7"
+		}, "main.0 p m1", false},
+		"static": {0, 2, func(s *reconcile.Snapshot) { s.RC.Strategy = rc.Static }, "main.0 p m1", false},
+		"found":  {3, 2, func(s *reconcile.Snapshot) { s.Pods[2].AdoptedAtGeneration = 7 }, "main.1 former m0", false},
+	} {
+		s := inPlace(3, 3, c.updated, c.limit)
+		if c.change != nil {
+			c.change(s)
+		}
+		plan := reconcile.Compute(s)
+		if got := strings.Join(upgrades(&plan), ", "); got != c.want || plan.Status.Is(rc.Blocked) != c.blocked {
+			t.Errorf("%s: %q, want %q; %+v", name, got, c.want, plan.Status.Conditions)
+		}
+		for _, ch := range plan.Changes {
+			if ch.Action == reconcile.Upgrade && (!ch.Placement.Switching || ch.Intents[0].Intent.Digest != ch.Placement.Digest) {
+				t.Errorf("%s: %+v", name, ch)
+			}
+		}
+	}
+}
+
+func fail(s *reconcile.Snapshot, i int) {
+	sick(s, i)
+	s.Pods[i].Reality.State = pod.StateFailed
+}
+
+// A pod that has switched gives back what only the version before it needed, whichever way it went.
+func TestAPodThatWentBackShrinks(t *testing.T) {
+	t.Parallel()
+	s := inPlace(1, 1, 0, 0)
+	s.Pods[0].Switching = true
+	if plan := reconcile.Compute(s); len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.FinishUpgrade {
+		t.Errorf("%+v", plan.Changes)
+	}
+	s.Manifests = nil
+	if plan := reconcile.Compute(s); len(plan.Changes) != 0 {
+		t.Errorf("%+v", plan.Changes)
+	}
+}
+
+// New replicas get the new manifest as far as the limit goes, then the former one.
+func TestNewReplicasKeepToTheLimit(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		updated, limit int
+		change         func(*reconcile.Snapshot)
+		want           []string
+	}{
+		"all new":          {1, 9, nil, []string{"p m1", "p m1", "p m1"}},
+		"some of each":     {1, 2, nil, []string{"p m1", "former m0", "former m0"}},
+		"none new":         {1, 1, nil, []string{"former m0", "former m0", "former m0"}},
+		"no former":        {1, 1, func(s *reconcile.Snapshot) { s.RC.InPlace.From = "" }, []string{"p m1", "p m1", "p m1"}},
+		"former unread":    {1, 2, func(s *reconcile.Snapshot) { s.Manifests = nil }, []string{"p m1"}},
+		"none can be read": {1, 1, func(s *reconcile.Snapshot) { s.Manifests = nil }, nil},
+		"no limit":         {1, 0, func(s *reconcile.Snapshot) { s.RC.InPlace = nil }, []string{"p m1", "p m1", "p m1"}},
+	} {
+		s := inPlace(1, 4, c.updated, c.limit)
+		if c.change != nil {
+			c.change(s)
+		}
+		plan := reconcile.Compute(s)
+		var got []string
+		for _, id := range plan.Adds {
+			s.LookFor(s.DigestOf(id))
+			ch := reconcile.NewPlacer(s).On(id, "n1")
+			got = append(got, ch.Placement.PodID+" "+ch.Placement.Digest)
+			if m := s.Placing(); m.ID != ch.Placement.PodID {
+				t.Errorf("%s: room is looked for as for %s", name, m.ID)
+			}
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+		digests, by := s.ByDigest(plan.Adds)
+		n := 0
+		for _, d := range digests {
+			n += len(by[d])
+		}
+		if n != len(plan.Adds) || len(digests) != len(by) {
+			t.Errorf("%s: %v of %v", name, by, plan.Adds)
+		}
+	}
+}
+
+// A pod of a lost machine, or on a drained node, is placed elsewhere with the manifest that it has while a rollout is in charge or a
+// limit is in force; else with the controller's. Without that manifest it stays.
+func TestPodsKeepTheirManifestWhereTheyGo(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*reconcile.Snapshot)
+		want   string
+	}{
+		"a limit":              {func(s *reconcile.Snapshot) { s.RC.Mutator = "" }, "former m0"},
+		"a rollout":            {func(s *reconcile.Snapshot) { s.RC.InPlace = nil }, "former m0"},
+		"neither":              {func(s *reconcile.Snapshot) { s.RC.InPlace, s.RC.Mutator = nil, "" }, "p m1"},
+		"its manifest is gone": {func(s *reconcile.Snapshot) { s.Manifests = nil }, ""},
+		"the new one is gone":  {func(s *reconcile.Snapshot) { s.Manifest = nil }, "former m0"},
+	} {
+		for _, lost := range []bool{true, false} {
+			s := inPlace(2, 2, 1, 1)
+			if lost {
+				long := s.Now.Add(-time.Hour)
+				toLost(s, &s.Pods[1])
+				s.Pods[1].LostSince = &long
+			} else {
+				s.RolloutIdle = true
+				s.Nodes["n1"].Ops.Drain = &node.Drain{Since: s.Now}
+			}
+			c.change(s)
+			plan := reconcile.Compute(s)
+			got := ""
+			for _, id := range plan.Adds {
+				ch := reconcile.NewPlacer(s).On(id, "n3")
+				got += ch.Placement.PodID + " " + ch.Placement.Digest
+			}
+			if got != c.want {
+				t.Errorf("%s, lost %t: %q, want %q: %+v", name, lost, got, c.want, plan.Status.Conditions)
+			}
+		}
+	}
+}
+
+// Which other manifests a pass must read.
+func TestOtherDigests(t *testing.T) {
+	t.Parallel()
+	s := inPlace(3, 3, 1, 1)
+	s.Pods[2].Digest = "m7"
+	s.RC.InPlace.From = "m9"
+	if got := s.OtherDigests(9); !slices.Equal(got, []string{"m0", "m7", "m9"}) {
+		t.Errorf("%v", got)
+	}
+	if got := s.OtherDigests(1); !slices.Equal(got, []string{"m9"}) {
+		t.Errorf("%v", got)
+	}
+	if s.RC.InPlace = nil; !slices.Equal(s.OtherDigests(9), []string{"m0", "m7"}) {
+		t.Errorf("with a rollout: %v", s.OtherDigests(9))
+	}
+	if s.RC.Mutator = ""; s.OtherDigests(9) != nil {
+		t.Errorf("with neither: %v", s.OtherDigests(9))
+	}
+}
+
+// A controller whose upgrade in place stands where it should has converged; a limit without a rollout is told, and Regressed are those
+// found with a manifest that no pod should have.
+func TestWhatAnUpgradeInPlaceReports(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		updated, limit  int
+		change          func(*reconcile.Snapshot)
+		converged, gone bool
+		regressed       bool
+	}{
+		"at the limit":                {1, 1, nil, true, false, false},
+		"before it":                   {0, 1, nil, false, false, false},
+		"beyond it":                   {2, 1, nil, false, false, false},
+		"beyond it, no former":        {2, 1, func(s *reconcile.Snapshot) { s.RC.InPlace.From = "" }, true, false, false},
+		"before it, no former":        {0, 1, func(s *reconcile.Snapshot) { s.RC.InPlace.From = "" }, false, false, false},
+		"limit above all":             {3, 9, nil, true, false, false},
+		"no rollout":                  {1, 1, func(s *reconcile.Snapshot) { s.RC.Mutator = "" }, true, true, false},
+		"no rollout, limit is all":    {3, 3, func(s *reconcile.Snapshot) { s.RC.Mutator = "" }, true, false, false},
+		"no rollout, one short":       {2, 2, func(s *reconcile.Snapshot) { s.RC.Mutator = "" }, true, true, false},
+		"no limit":                    {3, 0, func(s *reconcile.Snapshot) { s.RC.InPlace = nil }, true, false, false},
+		"found with the former":       {1, 1, func(s *reconcile.Snapshot) { s.Pods[2].AdoptedAtGeneration = 7 }, true, false, false},
+		"found with a third manifest": {1, 1, func(s *reconcile.Snapshot) { third(s, 2) }, true, false, true},
+	} {
+		s := inPlace(3, 3, c.updated, c.limit)
+		if c.change != nil {
+			c.change(s)
+		}
+		plan := reconcile.Compute(s)
+		if st := &plan.Status; st.Is(rc.Converged) != c.converged || st.Is(rc.RolloutGone) != c.gone || st.Is(rc.Regressed) != c.regressed {
+			t.Errorf("%s: %+v", name, st.Conditions)
+		}
+	}
+	s := inPlace(3, 3, 1, 1)
+	s.Previous = &rc.Status{Conditions: []rc.Condition{{Type: rc.RolloutGone, True: true}}}
+	s.RC.InPlace = nil
+	if plan := reconcile.Compute(s); plan.Status.Is(rc.RolloutGone) {
+		t.Errorf("%+v", plan.Status.Conditions)
+	}
+}
+
+func third(s *reconcile.Snapshot, i int) {
+	s.Pods[i].AdoptedAtGeneration, s.Pods[i].Digest, s.Pods[i].Reality.Digest = 7, "m7", "m7"
+}
+
+// What rollouts decide by.
+func TestStatusOfARevision(t *testing.T) {
+	t.Parallel()
+	s := row(8, 8)
+	besides(s, 1, 0, 20)
+	s.Nodes["n4"].Alive = false // without a preparer
+	s.Nodes["n5"].Alive, s.Nodes["n5"].Gone = false, true
+	stopAt(&s.Pods[5], s)
+	s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4}, {Node: "n5", Revision: 4}}
+	s.Pods[1].Digest = "m0"
+	s.Pods[2].Reality.Standby = true
+	fail(s, 6)
+	fail(s, 7)
+	s.Pods[7].Reality.Hopeless, s.Pods[7].Reality.Message = true, "exits at once"
+	plan := reconcile.Compute(s)
+	st := plan.Status
+	if st.Epoch != "world" || st.Ghosts != 1 || st.StoppingLost != 1 || st.UnmanagedAvailable != 1 || st.Updated != 6 || st.UpdatedAvailable != 3 || st.StandingBy != 1 {
+		t.Errorf("%+v", st)
+	}
+	if len(st.Failing) != 2 || st.Failing[0].Pod != "main.7" || !st.Failing[0].Hopeless || !strings.Contains(st.Failing[0].Reason, "exits at once") ||
+		st.Failing[1].Pod != "main.6" || st.Failing[1].Hopeless || st.Failing[1].Node != "n6" {
+		t.Errorf("%+v", st.Failing)
+	}
+	s = row(9, 9)
+	besides(s, 1, 0, 20)
+	for i := range s.Pods {
+		fail(s, i)
+	}
+	s.Pods[0].Digest, s.Nodes["n1"].Alive = "m0", false
+	if plan = reconcile.Compute(s); len(plan.Status.Failing) != rc.MaxFailing || plan.Status.Failing[0].Pod != "main.2" {
+		t.Errorf("%+v", plan.Status.Failing)
+	}
+	for name, change := range map[string]func(*reconcile.Snapshot){
+		"holding":      func(s *reconcile.Snapshot) { s.Hold = "new" },
+		"adopting":     func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n2", 2, 6)} },
+		"of a service": func(s *reconcile.Snapshot) { s.RC.Service = nil },
+	} {
+		s := row(2, 3)
+		besides(s, 1, 0, 20)
+		change(s)
+		if plan := reconcile.Compute(s); plan.Status.Epoch != "" {
+			t.Errorf("%s: %+v", name, plan.Status)
+		}
+	}
+}
+
+// Pods take their service's name or leave it without another change; as many leave as the minimum allows, and what was found running, or
+// has something else to do, does not.
+func TestSwitchingNames(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		leave  bool
+		beside int
+		change func(*reconcile.Snapshot)
+		want   int
+		waits  bool
+	}{
+		"all take it":         {false, 0, nil, 3, false},
+		"one leaves":          {true, 0, nil, 1, true},
+		"two leave":           {true, 1, nil, 2, true},
+		"all leave":           {true, 2, nil, 3, false},
+		"one is not well":     {true, 0, func(s *reconcile.Snapshot) { sick(s, 1) }, 1, true},
+		"holding":             {false, 0, func(s *reconcile.Snapshot) { s.Hold = "new" }, 0, false},
+		"found":               {false, 0, func(s *reconcile.Snapshot) { s.Pods[0].AdoptedAtGeneration = 7 }, 2, false},
+		"one stops":           {false, 0, func(s *reconcile.Snapshot) { stopAt(&s.Pods[0], s) }, 2, false},
+		"as it is":            {false, 0, func(s *reconcile.Snapshot) { s.Pods[0].Placement.Standby = false }, 2, false},
+		"disabled":            {false, 0, func(s *reconcile.Snapshot) { s.RC.Disabled = true }, 0, false},
+		"no longer a service": {false, 0, func(s *reconcile.Snapshot) { s.RC.Service = nil }, 3, false},
+	} {
+		s := row(3, 3)
+		besides(s, c.beside, 2, 20)
+		s.RC.MinAvailable = count(2)
+		s.RC.Service.Standby = c.leave
+		for i := range s.Pods {
+			s.Pods[i].Placement.Standby, s.Pods[i].Reality.Standby = !c.leave, !c.leave
+		}
+		if c.change != nil {
+			c.change(s)
+		}
+		plan := reconcile.Compute(s)
+		n := 0
+		for _, ch := range plan.Changes {
+			if ch.Action != reconcile.Switch {
+				continue
+			}
+			n++
+			in := ch.Intents[0].Intent
+			if ch.Placement.Standby != c.leave || in.Standby != c.leave || in.Revision <= 5 || in.Digest != "m1" || in.State != pod.Running || !ch.NeedsSchema ||
+				ch.Takes != (c.leave && s.Pods[ch.Identity.Index].Reality.Available) || len(ch.Reserve) > 0 {
+				t.Errorf("%s: %+v", name, ch)
+			}
+		}
+		if n != c.want || plan.Status.Is(rc.WaitsForService) != c.waits {
+			t.Errorf("%s: %d switch, want %d: %+v", name, n, c.want, plan.Status.Conditions)
+		}
+	}
+}
+
+// A new pod stands by from the start where its controller's do, one that is found too; and an intent that says otherwise is written again.
+func TestStandingByFromTheStart(t *testing.T) {
+	t.Parallel()
+	s := row(1, 2)
+	besides(s, 0, 0, 20)
+	s.RC.Service.Standby = true
+	s.Pods[0].Placement.Standby, s.Pods[0].Reality.Standby = true, true
+	plan := reconcile.Compute(s)
+	if ch := reconcile.NewPlacer(s).On(plan.Adds[0], "n1"); !ch.Placement.Standby || !ch.Intents[0].Intent.Standby {
+		t.Errorf("%+v", ch)
+	}
+	s.Orphans = []reconcile.Orphan{orphan("n2", 1, 6)}
+	if plan = reconcile.Compute(s); len(plan.Changes) != 1 || !plan.Changes[0].Placement.Standby {
+		t.Errorf("%+v", plan.Changes)
+	}
+	s.Orphans = nil
+	told := s.Pods[0].Placement.Intent()
+	told.Standby = false
+	s.Pods[0].Intents = map[string]*pod.Intent{"n0": &told}
+	if plan = reconcile.Compute(s); len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Repair {
+		t.Errorf("%+v", plan.Changes)
+	}
+}
+
+// A pod reserves what the manifest says that it has, or gets next; of no pod in particular it is what the controller places with.
+func TestWhatAnUpgradeInPlaceReserves(t *testing.T) {
+	t.Parallel()
+	s := inPlace(3, 3, 1, 1)
+	s.Manifests["m0"].Launchables = []manifest.Launchable{{Resources: manifest.Resources{CPU: 700}}}
+	former, present := reconcile.NewClaim(s, s.Pods[2].Identity), reconcile.NewClaim(s, s.Pods[0].Identity)
+	if former.CPU != 700 || present.CPU == 700 {
+		t.Errorf("former %+v, present %+v", former, present)
+	}
+}

@@ -1,0 +1,859 @@
+package reconcile_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+)
+
+// world is a model of a cluster: the records, and nodes that do what they are told when the model lets them.
+type world struct {
+	now      time.Time
+	rc       rc.RC
+	nodes    map[string]*node.View
+	pods     map[pod.Identity]pod.Placement
+	index    uint64
+	indices  map[pod.Identity]uint64
+	intents  map[at]pod.Intent
+	reality  map[at]pod.Reality
+	copies   map[at]pod.Intent // what really runs, or is remembered as stopped
+	status   *rc.Status
+	requests []reconcile.Request
+	saved    records
+	hold     bool
+	trace    bool
+	breaker  bool
+	lands    func() bool     // whether the next change lands; nil: all do
+	deaths   uint64          // of preparers so far: the index of a node's record while it is dead
+	sick     map[string]bool // nodes on which nothing becomes available
+}
+
+// records are what a restore brings back.
+type records struct {
+	pods    map[pod.Identity]pod.Placement
+	intents map[at]pod.Intent
+	reality map[at]pod.Reality
+}
+
+type at struct {
+	node string
+	id   pod.Identity
+}
+
+func newWorld() *world {
+	w := &world{
+		now: time.Unix(1_700_000_000, 0), nodes: map[string]*node.View{}, pods: map[pod.Identity]pod.Placement{},
+		indices: map[pod.Identity]uint64{}, intents: map[at]pod.Intent{}, reality: map[at]pod.Reality{}, copies: map[at]pod.Intent{},
+		index: 1, sick: map[string]bool{},
+	}
+	for i := range 6 {
+		name := fmt.Sprintf("n%d", i)
+		w.nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 50}}, Alive: true}
+	}
+	zero, deadline := 0, field.Duration(3*time.Second)
+	w.rc = rc.RC{ProgressDeadline: &deadline, NodeLoss: rc.NodeLoss{After: new(field.Duration), UnmanagedAfter: new(field.Duration)}, ID: "rc", Name: "rc", ManifestDigest: "m1", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &zero}}, Strategy: rc.Dynamic, Generation: 1}
+	return w
+}
+
+func (w *world) snapshot(deep bool) *reconcile.Snapshot {
+	s := &reconcile.Snapshot{
+		Now: w.now, Owner: "f1", RC: w.rc, Requests: w.read(), Manifest: &manifest.Manifest{Version: 1, ID: "p", MinReady: new(field.Duration)}, Nodes: w.nodes, Previous: w.status,
+	}
+	if w.hold {
+		s.Hold = "the records are new"
+	}
+	if w.breaker {
+		s.Breaker = "tripped"
+	}
+	for id, p := range w.pods {
+		sp := reconcile.Pod{Placement: p, Index: w.indices[id], Ghosts: map[string]*pod.Reality{}}
+		names := []string{p.Node}
+		for _, g := range p.Ghosts {
+			names = append(names, g.Node)
+		}
+		if deep {
+			sp.Intents = map[string]*pod.Intent{}
+		}
+		for _, name := range names {
+			if r, ok := w.reality[at{name, id}]; ok && name == p.Node {
+				sp.Reality = &r
+			} else if ok {
+				sp.Ghosts[name] = &r
+			}
+			if in, ok := w.intents[at{name, id}]; ok && deep {
+				sp.Intents[name] = &in
+			}
+		}
+		s.Pods = append(s.Pods, sp)
+	}
+	for where, c := range w.copies {
+		in, told := w.intents[where]
+		if c.State != pod.Running || !w.nodes[where.node].Alive || told && in.Revision >= c.Revision {
+			continue
+		}
+		s.Orphans = append(s.Orphans, reconcile.Orphan{Node: where.node, Orphan: pod.Orphan{
+			Identity: where.id, PodID: "p", Digest: c.Digest, Revision: c.Revision,
+		}})
+	}
+	return s
+}
+
+// read returns the requests as they look now: whether the node is alive is asked again at every look.
+func (w *world) read() []reconcile.Request {
+	requests := slices.Clone(w.requests)
+	for i := range requests {
+		requests[i].Alive, requests[i].NodeIndex = w.nodes[requests[i].Node].Alive, w.nodes[requests[i].Node].FreeIndex
+	}
+	return requests
+}
+
+func (w *world) available() int {
+	n := 0
+	for id := range w.pods {
+		if w.counts(id) {
+			n++
+		}
+	}
+	return n
+}
+
+// counts reports whether a pod counts as available.
+func (w *world) counts(id pod.Identity) bool { return w.countsAs(id, w.pods[id]) }
+
+// countsAs is counts for a pod whose placement is, or would be, the given one.
+func (w *world) countsAs(id pod.Identity, p pod.Placement) bool {
+	r := w.reality[at{p.Node, id}]
+	ok := r.Available && r.Digest == p.Digest && !w.machineLost(p.Node)
+	for _, g := range p.Ghosts {
+		ok = ok || g.Revision == 0 && w.reality[at{g.Node, id}].Available && !w.machineLost(g.Node)
+	}
+	return ok && p.RunState == pod.Running
+}
+
+// forced reports whether an operator said that a pod stops wherever it is placed.
+func (w *world) forced(p pod.Placement) bool {
+	v := w.nodes[p.Node]
+	return v != nil && v.Alive && v.Ops.Drain != nil && v.Ops.Drain.Force &&
+		(p.AdoptedAtGeneration != w.rc.Generation || v.Ops.Drain.Since.After(p.ChangedAt))
+}
+
+// isForced reports whether a change does what an operator forces.
+func (w *world) isForced(ch *reconcile.Change) bool {
+	was := w.pods[ch.Identity]
+	return (ch.Action == reconcile.Stop || ch.Action == reconcile.Return) && w.forced(was) || ch.Action == reconcile.StopDuplicate && w.forcesGhost(was)
+}
+
+// forcesGhost is forced for a former copy of the pod.
+func (w *world) forcesGhost(p pod.Placement) bool {
+	return slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return w.nodes[g.Node].Ops.Drain != nil && w.nodes[g.Node].Ops.Drain.Force })
+}
+
+// takes reports whether a change takes away a pod that counts as available: by a stop, or by another manifest for the copy
+// that does. What an operator declares gone is not taken by us.
+func (w *world) takes(ch *reconcile.Change) bool {
+	was, placed := w.pods[ch.Identity]
+	if !placed || !w.counts(ch.Identity) {
+		return false
+	}
+	for _, r := range w.requests {
+		if slices.Contains(ch.Answers, r.ID) {
+			was = without(was, r.Node)
+		}
+	}
+	after := pod.Placement{}
+	if ch.Placement != nil {
+		after = *ch.Placement
+	}
+	return w.countsAs(ch.Identity, was) && !w.countsAs(ch.Identity, after)
+}
+
+// without returns the placement as if there were no copy on a node.
+func without(p pod.Placement, nodeName string) pod.Placement {
+	if p.Node == nodeName {
+		p.Node = ""
+	}
+	p.Ghosts = slices.DeleteFunc(slices.Clone(p.Ghosts), func(g pod.Ghost) bool { return g.Node == nodeName })
+	return p
+}
+
+// gone reports whether a machine is lost, as Consul says or as a placement remembers until its preparer is back, whether or not
+// anybody saw it.
+func (w *world) machineLost(name string) bool {
+	v := w.nodes[name]
+	remembered := func(p pod.Placement) bool {
+		return p.Node == name && p.RunState == pod.Running && p.LostSince != nil && p.DeadIndex == v.FreeIndex ||
+			slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == name && g.Gone && g.DeadIndex == v.FreeIndex })
+	}
+	return v != nil && !v.Alive && (v.Gone || slices.ContainsFunc(slices.Collect(maps.Values(w.pods)), remembered))
+}
+
+// running counts the copies that really run.
+func (w *world) running() int {
+	n := 0
+	for _, c := range w.copies {
+		if c.State == pod.Running {
+			n++
+		}
+	}
+	return n
+}
+
+// pass makes one pass, checks the plan and applies it.
+func (w *world) pass(t rapid.TB, deep bool) int {
+	s := w.snapshot(deep)
+	before := w.available()
+	plan := reconcile.Compute(s)
+	w.status = &plan.Status
+	w.checkPlan(t, &plan, before)
+	w.answered(plan.Answered)
+	for _, id := range plan.Adds {
+		if name := w.nodeFor(s, id); name != "" {
+			plan.Changes = append(plan.Changes, reconcile.NewPlacer(s).On(id, name))
+			w.checkDeaths(t, &plan.Changes[len(plan.Changes)-1])
+		}
+	}
+	for i := range plan.Changes {
+		if w.lands != nil && !w.lands() {
+			continue // its batch was refused, or the farm died before
+		}
+		if w.trace {
+			t.Logf("%s", &plan.Changes[i])
+		}
+		w.apply(t, &plan.Changes[i])
+	}
+	w.checkMoves(t, &plan)
+	if plan.Finish && len(w.pods) != 0 {
+		t.Fatalf("finished with %d placements", len(w.pods))
+	}
+	return len(plan.Changes)
+}
+
+// checkMoves proves that no move is left where it got stuck, if anything may be done about it.
+func (w *world) checkMoves(t rapid.TB, plan *reconcile.Plan) {
+	for id, p := range w.pods {
+		if len(p.Avoid) > rc.MaxTries {
+			t.Fatalf("%s avoids %d nodes", id, len(p.Avoid))
+		}
+		r := w.reality[at{p.Node, id}]
+		if slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Identity == id }) {
+			continue // something else comes first
+		}
+		late := w.now.Sub(p.ChangedAt) >= w.rc.Deadline() && p.AdoptedAtGeneration == 0 && p.RunState == pod.Running
+		if w.hold || w.breaker || w.rc.DeletedAt != nil || !late || r.Available && r.Digest == p.Digest && !w.machineLost(p.Node) {
+			continue
+		}
+		for _, g := range p.Ghosts {
+			if g.Revision == 0 && w.reality[at{g.Node, id}].Available && !w.machineLost(g.Node) {
+				t.Fatalf("%s is stuck on %s, and its copy on %s is not the pod again", id, p.Node, g.Node)
+			}
+		}
+	}
+}
+
+// checkReliance makes sure that a change which stops something that does not count cannot take what has come to count meanwhile, below
+// the minimum, and that one which stops a copy because another counts needs that one.
+func (w *world) checkReliance(t rapid.TB, plan *reconcile.Plan, ch *reconcile.Change, stops bool) {
+	was, placed := w.pods[ch.Identity]
+	if !placed || !stops || ch.Placement == nil || ch.Action == reconcile.Repair || w.forcesGhost(was) {
+		return
+	}
+	if ch.Action == reconcile.Remove {
+		return // its node has stopped it, or is dead and stays so; what is left was asked to stop before, or has
+	}
+	if w.countsAs(ch.Identity, *ch.Placement) {
+		if len(ch.NeedsReports) != 1 || !w.reality[at{ch.NeedsReports[0], ch.Identity}].Available {
+			t.Fatalf("%s needs the reports of %v", ch, ch.NeedsReports)
+		}
+		return
+	}
+	if w.rc.MinimumAvailable() == 0 || w.takes(ch) {
+		return
+	}
+	if ch.Action == reconcile.Remove {
+		return // its node has stopped it, or was declared gone, and the other copies were asked to stop already
+	}
+	if left := len(plan.Counting) - takes(plan); ch.NeedsMinimum && left < w.rc.MinimumAvailable() {
+		t.Fatalf("%s depends on a minimum of %d, of which %d are left", ch, w.rc.MinimumAvailable(), left)
+	}
+	if !ch.NeedsMinimum && !slices.Contains(ch.NeedsReports, was.Node) {
+		t.Fatalf("%s would stop what has become available", ch)
+	}
+}
+
+func takes(plan *reconcile.Plan) int {
+	n := 0
+	for i := range plan.Changes {
+		if plan.Changes[i].Takes {
+			n++
+		}
+	}
+	return n
+}
+
+func (w *world) answered(ids []string) {
+	w.requests = slices.DeleteFunc(w.requests, func(r reconcile.Request) bool { return slices.Contains(ids, r.ID) })
+}
+
+func (w *world) checkPlan(t rapid.TB, plan *reconcile.Plan, available int) {
+	seen := map[pod.Identity]bool{}
+	stops := 0
+	for i := range plan.Changes {
+		// Forced ones outrank the minimum; whatever else goes must leave it without them.
+		if ch := &plan.Changes[i]; w.isForced(ch) && w.takes(ch) {
+			available--
+		}
+	}
+	for i := range plan.Changes {
+		ch := &plan.Changes[i]
+		if seen[ch.Identity] {
+			t.Fatalf("%s is changed twice in one plan", ch.Identity)
+		}
+		seen[ch.Identity] = true
+		w.checkDeaths(t, ch)
+		writesStop := false
+		for _, in := range ch.Intents {
+			if in.Intent != nil && in.Intent.State == pod.Stopped {
+				writesStop = true
+			}
+		}
+		if writesStop && !ch.NeedsBreaker {
+			t.Fatalf("%s stops without the breaker's condition", ch)
+		}
+		if writesStop && w.hold {
+			t.Fatalf("%s stops while the nodes have not said what they run", ch)
+		}
+		if writesStop && w.breaker {
+			t.Fatalf("%s stops although the breaker has tripped", ch)
+		}
+		was, placed := w.pods[ch.Identity]
+		r := w.reality[at{was.Node, ch.Identity}]
+		forced := w.isForced(ch)
+		if !forced && w.takes(ch) {
+			stops++
+			if w.rc.DeletedAt == nil && w.rc.MinimumAvailable() > 0 && (!ch.NeedsMinimum || !ch.Takes) {
+				t.Fatalf("%s relies on others being available without the condition for that", ch)
+			}
+		} else if ch.Takes {
+			t.Fatalf("%s is said to take what counts", ch)
+		}
+		w.checkReliance(t, plan, ch, writesStop && !forced && w.rc.DeletedAt == nil)
+		if ch.Action == reconcile.StopDuplicate && !w.forcesGhost(was) && (!r.Available || r.Digest != was.Digest) {
+			t.Fatalf("%s: the winning copy is not available", ch)
+		}
+		if ch.Action == reconcile.Adopt && placed && ch.Placement.Node != was.Node && w.copies[at{ch.Placement.Node, ch.Identity}].Revision <= was.Revision {
+			t.Fatalf("%s: the copy with the lower revision won (R2)", ch)
+		}
+		if ch.Action == reconcile.Stop && strings.HasPrefix(ch.Reason, "the drain of") {
+			for _, g := range was.Ghosts {
+				r := w.reality[at{g.Node, ch.Identity}]
+				if drain := w.nodes[g.Node].Ops.Drain; g.Revision == 0 && r.Available && (drain == nil || !drain.Force) {
+					t.Fatalf("%s stops a copy on %s, of which nobody spoke (P4)", ch, g.Node)
+				}
+			}
+		}
+		if placed && !forced && ch.Action == reconcile.Stop && was.AdoptedAtGeneration == w.rc.Generation {
+			t.Fatalf("%s stops what was adopted at this generation", ch)
+		}
+		if ch.Placement != nil && placed && ch.Placement.Revision < was.Revision {
+			t.Fatalf("%s lowers the revision", ch)
+		}
+	}
+	if w.rc.DeletedAt == nil && stops > 0 && available-stops < w.rc.MinimumAvailable() {
+		t.Fatalf("%d of %d available pods are taken away, the minimum is %d (P6)", stops, available, w.rc.MinimumAvailable())
+	}
+	if len(plan.Adds) > 0 {
+		if w.hold {
+			t.Fatal("pods are added while holding (R1)")
+		}
+		copies := 0
+		for _, id := range plan.Adds {
+			if p, exists := w.pods[id]; seen[id] || exists && p.RunState != pod.Running {
+				t.Fatalf("%s is added although it exists or is changed", id)
+			}
+			copies++
+		}
+		for id, p := range w.pods {
+			if w.nodes[p.Node].Alive {
+				copies++
+			}
+			for _, g := range p.Ghosts {
+				if !g.Lost && w.nodes[g.Node].Alive && w.copies[at{g.Node, id}].State == pod.Running {
+					copies++
+				}
+			}
+		}
+		if limit := w.rc.Desired() + w.rc.Surge(); copies > limit {
+			t.Fatalf("%d copies exceed desired + surge = %d (P6)", copies, limit)
+		}
+	}
+}
+
+// checkDeaths fails unless a change that follows from a machine's loss lands only while that lasts.
+func (w *world) checkDeaths(t rapid.TB, ch *reconcile.Change) {
+	needs := func(name string) {
+		if death := (reconcile.DeadNode{Name: name, Index: w.nodes[name].FreeIndex}); !slices.Contains(ch.NeedsDead, death) {
+			t.Fatalf("%s: nothing keeps it from landing when %s is back; it needs %v", ch, name, ch.NeedsDead)
+		}
+	}
+	was, placed := w.pods[ch.Identity]
+	if placed && (w.machineLost(was.Node) || ch.Action == reconcile.Move && !w.nodes[was.Node].Alive) {
+		needs(was.Node)
+	}
+	for _, in := range ch.Intents {
+		if in.Intent != nil && in.Intent.State == pod.Stopped && w.machineLost(in.Node) {
+			needs(in.Node)
+		}
+	}
+	if next := ch.Placement; next != nil {
+		if placed && next.Node == was.Node && (next.LostSince != nil || next.UnmanagedSince != nil) && next.DeadIndex != was.DeadIndex {
+			needs(next.Node)
+		}
+		for _, g := range next.Ghosts {
+			if i := slices.IndexFunc(was.Ghosts, func(o pod.Ghost) bool { return o.Node == g.Node }); g.Gone && (i < 0 || !was.Ghosts[i].Gone || was.Ghosts[i].DeadIndex != g.DeadIndex) {
+				needs(g.Node)
+			}
+		}
+	}
+}
+
+func (w *world) apply(t rapid.TB, ch *reconcile.Change) {
+	if ch.Index != w.indices[ch.Identity] {
+		t.Fatalf("%s is computed from index %d, the record has %d", ch, ch.Index, w.indices[ch.Identity])
+	}
+	w.index++
+	for _, r := range w.requests {
+		if v := w.nodes[r.Node]; slices.Contains(ch.Answers, r.ID) && (v.Alive || v.FreeIndex != r.Declared) {
+			t.Fatalf("%s: %s was declared dead at %d, and has been back (P5)", ch, r.Node, r.Declared)
+		}
+	}
+	w.answered(ch.Answers)
+	if ch.Placement == nil {
+		p := w.pods[ch.Identity]
+		if c := w.copies[at{p.Node, ch.Identity}]; c.State == pod.Running && w.nodes[p.Node].Alive {
+			t.Fatalf("%s is forgotten while it runs (P5)", ch.Identity) // on a dead node an operator may declare it gone
+		}
+		delete(w.pods, ch.Identity)
+		delete(w.indices, ch.Identity)
+	} else {
+		w.pods[ch.Identity] = *ch.Placement
+		w.indices[ch.Identity] = w.index
+	}
+	for _, in := range ch.Intents {
+		if in.Intent == nil {
+			delete(w.intents, at{in.Node, ch.Identity})
+			continue
+		}
+		w.intents[at{in.Node, ch.Identity}] = *in.Intent
+	}
+}
+
+// nodeFor is a scheduler: the first node that the rule allows, from one on that depends on the identity.
+func (w *world) nodeFor(s *reconcile.Snapshot, id pod.Identity) string {
+	rule, err := s.Rule()
+	if err != nil {
+		return ""
+	}
+	var avoid []string
+	perNode := map[string]int{}
+	for i := range s.Pods {
+		p := w.pods[s.Pods[i].Identity]
+		if perNode[p.Node]++; p.Identity == id {
+			avoid = s.AvoidedBy(&s.Pods[i])
+		}
+	}
+	names := slices.Sorted(maps.Keys(w.nodes))
+	for i := range names {
+		name := names[(i+id.Index)%len(names)]
+		at := scheduler.Candidate{View: w.nodes[name], Pods: perNode[name], Avoid: slices.Contains(avoid, name) || w.has(name, id)}
+		if rule.Check(at, id) == "" {
+			return name
+		}
+	}
+	return ""
+}
+
+// has reports whether a node has a copy, or remembers a stop that is ahead of the clock.
+func (w *world) has(name string, id pod.Identity) bool {
+	c, has := w.copies[at{name, id}]
+	return has && (c.State == pod.Running || c.Revision >= w.now.UnixMilli())
+}
+
+func (w *world) anyNode(t *rapid.T) *node.View {
+	name := fmt.Sprintf("n%d", rapid.IntRange(0, 5).Draw(t, "node"))
+	v := *w.nodes[name]
+	w.nodes[name] = &v
+	return &v
+}
+
+// obey lets one node do what it is told about one identity.
+func (w *world) obey(where at) {
+	if !w.nodes[where.node].Alive {
+		return
+	}
+	in, told := w.intents[where]
+	if told && in.Revision > w.copies[where].Revision {
+		w.copies[where] = in
+		w.report(where)
+	}
+	have := w.copies[where]
+	if told && w.reality[where].Revision != have.Revision {
+		w.report(where) // it was lost, or is an older one; a node says what it has also when it refuses what it is told (R3)
+	}
+	if !told && have.State == pod.Stopped {
+		delete(w.reality, where) // the tombstone stays
+	}
+}
+
+// report writes what a node has of one identity.
+func (w *world) report(where at) {
+	c := w.copies[where]
+	r := pod.Reality{Identity: where.id, Node: where.node, Digest: c.Digest, Revision: c.Revision, State: pod.StateStopped}
+	switch {
+	case c.State != pod.Running:
+	case w.sick[where.node]:
+		r.State, r.Message = pod.StateUnhealthy, "no answer"
+	default:
+		r.State, r.Available = pod.StateReady, true
+	}
+	w.reality[where] = r
+}
+
+func (w *world) obeyAll() {
+	for where := range maps.Clone(w.intents) {
+		w.obey(where)
+	}
+	for where := range maps.Clone(w.copies) {
+		w.obey(where)
+	}
+}
+
+// settle runs until nothing changes, and fails if that takes too long.
+func (w *world) settle(t rapid.TB) {
+	for i := range 200 {
+		w.trace = i > 190 // what goes on when it does not settle
+		w.now = w.now.Add(time.Second)
+		w.obeyAll()
+		if w.pass(t, true) == 0 {
+			return
+		}
+	}
+	t.Fatal("it does not settle")
+}
+
+func (w *world) step(t *rapid.T) {
+	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond)
+	switch rapid.SampledFrom([]string{
+		"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "surge", "second copy", "lose reality",
+		"node dies", "node dies", "node returns", "node returns", "sick node", "well node", "drain", "force", "undrain", "strategy", "forget", "forget", "save", "restore",
+	}).Draw(t, "step") {
+	case "scale":
+		w.rc.ReplicaGroups = nil
+		for _, role := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"main", "side", "third"}), 1, 3, rapid.ID).Draw(t, "roles") {
+			n := rapid.IntRange(0, 5).Draw(t, "replicas")
+			w.rc.ReplicaGroups = append(w.rc.ReplicaGroups, rc.ReplicaGroup{Role: role, Count: &n})
+		}
+		w.rc.Generation++
+	case "strategy":
+		w.rc.Strategy = rapid.SampledFrom([]rc.Strategy{rc.Dynamic, rc.Static}).Draw(t, "strategy")
+		w.rc.Generation++
+	case "manifest":
+		w.rc.ManifestDigest = rapid.SampledFrom([]string{"m1", "m2", "m3"}).Draw(t, "digest")
+		w.rc.Generation++
+	case "min":
+		n := rapid.IntRange(0, 8).Draw(t, "min")
+		w.rc.MinAvailable = &n
+		w.rc.Generation++
+	case "surge":
+		n := rapid.IntRange(0, 3).Draw(t, "surge")
+		w.rc.MaxSurge = &n
+		w.rc.Generation++
+	case "pass":
+		w.hold, w.breaker = rapid.IntRange(0, 9).Draw(t, "hold") == 0, rapid.IntRange(0, 9).Draw(t, "breaker") == 0
+		if rapid.Bool().Draw(t, "partly") {
+			w.lands = func() bool { return rapid.Bool().Draw(t, "lands") }
+		}
+		w.pass(t, rapid.Bool().Draw(t, "deep"))
+		w.hold, w.breaker, w.lands = false, false, nil
+	case "obey":
+		if where, ok := draw(t, w.intents); ok {
+			w.obey(where)
+		}
+	case "sick":
+		if where, ok := draw(t, w.reality); ok {
+			r := w.reality[where]
+			r.Available = r.State == pod.StateReady && !r.Available
+			w.reality[where] = r
+		}
+	case "lose intent":
+		if where, ok := draw(t, w.intents); ok {
+			delete(w.intents, where)
+		}
+	case "wipe":
+		clear(w.pods)
+		clear(w.indices)
+		clear(w.intents)
+		clear(w.reality)
+		w.rereport()
+	case "save":
+		w.saved = w.records()
+	case "restore":
+		w.restore()
+	case "node dies":
+		v := w.anyNode(t)
+		if v.Alive || rapid.Bool().Draw(t, "was back, unseen") {
+			w.deaths++
+			v.FreeIndex = w.deaths
+		}
+		v.Alive, v.Gone = false, rapid.Bool().Draw(t, "gone")
+	case "node returns":
+		v := w.anyNode(t)
+		v.Alive, v.Gone, v.FreeIndex = true, false, 0
+	case "sick node":
+		w.sick[w.anyNode(t).Name] = true
+	case "well node":
+		delete(w.sick, w.anyNode(t).Name)
+	case "drain":
+		w.anyNode(t).Ops.Drain = &node.Drain{Since: w.now}
+	case "force":
+		deadline := w.now
+		w.anyNode(t).Ops.Drain = &node.Drain{Since: w.now.Truncate(time.Second), Deadline: &deadline, Force: true}
+	case "undrain":
+		w.anyNode(t).Ops.Drain = nil
+	case "forget":
+		if where, ok := draw(t, w.forgettable()); ok {
+			dead := !w.nodes[where.node].Alive
+			w.requests = append(w.requests, reconcile.Request{ID: fmt.Sprintf("r%d", w.now.UnixNano()), Forget: true, Node: where.node, Pod: where.id, Declared: w.nodes[where.node].FreeIndex})
+			if dead {
+				delete(w.copies, where) // the operator is right: it is gone
+				delete(w.reality, where)
+			}
+		}
+	case "lose reality":
+		if where, ok := draw(t, w.reality); ok {
+			delete(w.reality, where)
+		}
+	case "second copy":
+		// As after a restore: the identity also runs elsewhere, at another revision.
+		if where, ok := draw(t, w.copies); ok && w.copies[where].State == pod.Running {
+			other := at{fmt.Sprintf("n%d", rapid.IntRange(0, 5).Draw(t, "elsewhere")), where.id}
+			if _, taken := w.copies[other]; !taken {
+				c := w.copies[where]
+				c.Revision += rapid.SampledFrom([]int64{-500, 500}).Draw(t, "revision")
+				w.copies[other] = c
+				w.rereport()
+			}
+		}
+	case "old placement":
+		for _, id := range slices.SortedFunc(maps.Keys(w.pods), pod.Identity.Compare) {
+			p := w.pods[id]
+			if p.Revision > 1000 && rapid.Bool().Draw(t, "older") {
+				p.Revision -= 1000
+				w.pods[id] = p
+			}
+		}
+	}
+}
+
+func (w *world) records() records {
+	return records{pods: maps.Clone(w.pods), intents: maps.Clone(w.intents), reality: maps.Clone(w.reality)}
+}
+
+// restore brings older placements and intents back. What nodes know of stopped replicas, too, they report again.
+func (w *world) restore() {
+	if w.saved.pods == nil {
+		return
+	}
+	old := w.records()
+	w.pods, w.intents, w.reality = w.saved.pods, w.saved.intents, w.saved.reality
+	w.saved = old // which could be brought back as well
+	clear(w.indices)
+	for id := range w.pods {
+		w.index++
+		w.indices[id] = w.index
+	}
+	for where := range w.reality {
+		if _, there := w.copies[where]; !there && w.nodes[where.node].Alive {
+			delete(w.reality, where)
+		}
+	}
+	for where := range w.intents {
+		w.obey(where)
+	}
+	w.rereport()
+}
+
+// rereport lets the nodes write their realities again, as they do when they vanished.
+func (w *world) rereport() {
+	for where, c := range w.copies {
+		if c.State == pod.Running {
+			w.report(where)
+		}
+	}
+}
+
+// forgettable returns where an operator may declare copies gone: on dead nodes, or if there are none wherever they run.
+func (w *world) forgettable() map[at]pod.Intent {
+	dead := map[at]pod.Intent{}
+	for _, there := range []map[at]pod.Intent{w.intents, w.copies} {
+		for where, in := range there {
+			if !w.nodes[where.node].Alive {
+				dead[where] = in
+			}
+		}
+	}
+	if len(dead) > 0 {
+		return dead
+	}
+	return w.copies
+}
+
+func draw[V any](t *rapid.T, m map[at]V) (at, bool) {
+	keys := slices.SortedFunc(maps.Keys(m), func(a, b at) int {
+		if c := a.id.Compare(b.id); c != 0 {
+			return c
+		}
+		return slices.Compare([]string{a.node}, []string{b.node})
+	})
+	if len(keys) == 0 {
+		return at{}, false
+	}
+	return rapid.SampledFrom(keys).Draw(t, "which"), true
+}
+
+// TestAnyHistoryEndsWithWhatIsDesired plays random histories of changes, failures and lost records, with the plans checked
+// on the way, and then lets the world settle.
+func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld()
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			w.step(t)
+		}
+		w.heal()
+		if rapid.IntRange(0, 3).Draw(t, "one node never comes back") == 0 {
+			w.without(t, w.anyNode(t))
+			return
+		}
+		w.rereport()
+		w.rereportSick()
+		w.settle(t)
+		w.rc.Generation++ // what was adopted is released by a change
+		w.settle(t)
+		desired := w.rc.Desired()
+		switch least := w.rc.MinimumAvailable(); {
+		case least > desired:
+			return // the minimum forbids to remove anything: P6 outranks the count
+		case least == desired && w.outdated():
+			if !w.status.Is(rc.Blocked) {
+				t.Fatalf("the minimum forbids the upgrade, and nobody says so: %+v", w.status)
+			}
+			return
+		}
+		if len(w.pods) != desired || w.running() != desired || w.available() != desired {
+			for id, p := range w.pods {
+				t.Logf("%s: %s on %s rev %d ghosts %+v", id, p.RunState, p.Node, p.Revision, p.Ghosts)
+			}
+			for k, v := range w.intents {
+				t.Logf("intent %s %s: %s %d", k.node, k.id, v.State, v.Revision)
+			}
+			for k, v := range w.reality {
+				t.Logf("reality %s %s: %s %d", k.node, k.id, v.State, v.Revision)
+			}
+			for k, v := range w.copies {
+				t.Logf("copy %s %s: %s %d", k.node, k.id, v.State, v.Revision)
+			}
+			t.Fatalf("desired %d, placed %d, running %d, available %d\npods %+v\nreality %+v\ncopies %+v\nstatus %+v", desired, len(w.pods), w.running(), w.available(), w.pods, w.reality, w.copies, w.status)
+		}
+		if len(w.requests) != 0 {
+			t.Fatalf("requests are left: %+v", w.requests)
+		}
+		if !w.status.Is(rc.Converged) {
+			t.Fatalf("settled but not converged: %+v", w.status)
+		}
+		for id, p := range w.pods {
+			if p.Digest != w.rc.ManifestDigest {
+				t.Fatalf("%s settled on manifest %s, desired %s", id, p.Digest, w.rc.ManifestDigest)
+			}
+		}
+		if n := w.pass(t, true); n != 0 {
+			t.Fatalf("a settled world is changed again, %d times", n)
+		}
+		now := w.now
+		w.rc.DeletedAt = &now
+		w.rc.Generation++
+		w.settle(t)
+		if len(w.pods) != 0 || w.running() != 0 {
+			t.Fatalf("deleted, but %d placements and %d copies are left", len(w.pods), w.running())
+		}
+	})
+}
+
+// without settles a world in which one machine is lost for good: what is desired runs elsewhere, unless it must stay.
+func (w *world) without(t *rapid.T, v *node.View) {
+	w.deaths++
+	v.Alive, v.Gone, v.FreeIndex = false, true, w.deaths
+	for where := range w.copies {
+		if where.node == v.Name {
+			delete(w.copies, where)
+		}
+	}
+	w.rereport()
+	w.rereportSick()
+	w.settle(t)
+	w.rc.Generation++
+	w.settle(t)
+	if least := w.rc.MinimumAvailable(); w.rc.Strategy == rc.Static || least >= w.rc.Desired() {
+		return
+	}
+	if n := w.available(); n != w.rc.Desired() {
+		t.Fatalf("without %s: desired %d, available %d; status %+v", v.Name, w.rc.Desired(), n, w.status)
+	}
+	for id, p := range w.pods {
+		if p.Node == v.Name && p.RunState == pod.Running {
+			t.Fatalf("%s is still placed on %s, which is lost", id, v.Name)
+		}
+	}
+}
+
+// heal brings every node back.
+func (w *world) heal() {
+	clear(w.sick)
+	for name, old := range w.nodes {
+		v := *old
+		v.Alive, v.Gone, v.FreeIndex, v.Ops.Drain = true, false, 0, nil
+		w.nodes[name] = &v
+	}
+}
+
+// outdated reports whether a pod has another manifest than the controller.
+func (w *world) outdated() bool {
+	for _, p := range w.pods {
+		if p.Digest != w.rc.ManifestDigest {
+			return true
+		}
+	}
+	return false
+}
+
+// rereportSick makes every running copy healthy again.
+func (w *world) rereportSick() {
+	for where, r := range w.reality {
+		if r.State == pod.StateReady || r.State == pod.StateUnhealthy {
+			r.State, r.Available, r.Message = pod.StateReady, true, ""
+			w.reality[where] = r
+		}
+	}
+}

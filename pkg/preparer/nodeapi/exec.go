@@ -1,0 +1,179 @@
+package nodeapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
+)
+
+// aliveEvery is how often a client is told that its command still runs, and found out that has gone.
+const aliveEvery = 5 * time.Second
+
+// Names of the parameters of requests.
+const (
+	paramProcess  = "process"
+	paramTail     = "tail"
+	paramFollow   = "follow"
+	paramPrevious = "previous"
+	paramArg      = "arg"
+	paramStdin    = "stdin"
+)
+
+// exec runs a command in a pod. The body of the request is its stdin.
+func (s *Server) exec(w http.ResponseWriter, r *http.Request, id pod.Identity) {
+	q := r.URL.Query()
+	argv := q[paramArg]
+	if len(argv) == 0 || argv[0] == "" {
+		http.Error(w, "arg: missing; allowed: a program and its arguments", http.StatusBadRequest)
+		return
+	}
+	err := s.pods.RunIn(r.Context(), id, q.Get(paramProcess), argv, func(ctx context.Context, command oneshot.Command) {
+		s.answerExec(ctx, w, r, id, argv[0], command)
+	})
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusConflict)
+	}
+}
+
+// answerExec runs the command and answers with what it writes.
+func (s *Server) answerExec(ctx context.Context, w http.ResponseWriter, r *http.Request, id pod.Identity, name string, command oneshot.Command) {
+	log := s.cfg.Log.WithFields(obs.Fields{obs.Pod: id.String(), "command": name, "remote": r.RemoteAddr})
+	answer := http.NewResponseController(w)
+	if err := answer.EnableFullDuplex(); err != nil && r.ProtoMajor < 2 {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	log.Info("command starts in a pod")
+	w.Header().Set("Connection", "close")
+	w.WriteHeader(http.StatusOK)
+	out := &frames{to: w, flush: answer.Flush}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var stdin io.Reader
+	if r.URL.Query().Get(paramStdin) != "" {
+		stdin = r.Body
+	}
+	ended := s.run(ctx, cancel, command, stdin, out, func() {
+		_ = answer.SetReadDeadline(time.Unix(1, 0)) // whoever waits for more input is done
+	})
+	log.WithField(obs.Reason, ended.String()).Info("command in a pod ended")
+}
+
+// run runs the command with its streams connected, and tells the client how it ended. noInput ends a read of stdin.
+func (s *Server) run(ctx context.Context, cancel func(), command oneshot.Command, stdin io.Reader, out *frames, noInput func()) Ended {
+	p, err := newPipes(stdin != nil)
+	if err != nil {
+		ended := Ended{Code: -1, Error: fmt.Sprintf("make pipes: %v", err)}
+		_ = out.end(ended) // who has gone is not told
+		return ended
+	}
+	command.Direct, command.Input, command.Output, command.Errors = true, p.in, p.out, p.errs
+	var outputs, input, alive sync.WaitGroup
+	done := make(chan struct{}) // closed when nothing of the command is left
+	outputs.Go(func() { handOn(stream{out, frameStdout}, p.outEnd, cancel) })
+	outputs.Go(func() { handOn(stream{out, frameStderr}, p.errsEnd, cancel) })
+	if stdin != nil {
+		input.Go(func() {
+			var gone *goneError
+			if _, err := io.Copy(p.inEnd, reader{stdin}); errors.As(err, &gone) {
+				cancel()
+				<-done // what is cut off must not look like the end
+			}
+			_ = p.inEnd.Close()
+			_, _ = io.Copy(io.Discard, stdin) // closing a connection with unread input on it could cost the client the answer
+		})
+	}
+	alive.Go(func() { keepAlive(out, done, cancel) })
+	exit, err := oneshot.Run(ctx, command)
+	p.closeOurs() // what the program wrote is still read to its end
+	outputs.Wait()
+	close(done)
+	alive.Wait()
+	ended := Ended{Code: exit.Code, Signal: exit.Signal}
+	if err != nil {
+		ended = Ended{Code: -1, Error: err.Error()}
+	}
+	_ = out.end(ended) // who has gone is not told
+	late := time.AfterFunc(endLimit, noInput)
+	defer late.Stop()
+	input.Wait() // a client that has been told sends no more
+	return ended
+}
+
+// goneError is a read of the request's body that failed, as opposed to a write to a program that does not read.
+type goneError struct{ error }
+
+func (e *goneError) Unwrap() error { return e.error }
+
+type reader struct{ r io.Reader }
+
+func (r reader) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		err = &goneError{err}
+	}
+	return n, err
+}
+
+// handOn copies what the program writes. When nobody takes it any more, the program ends; what it still writes is dropped.
+func handOn(to io.Writer, from *os.File, cancel func()) {
+	if _, err := io.Copy(to, from); err != nil {
+		cancel()
+		_, _ = io.Copy(io.Discard, from)
+	}
+	_ = from.Close()
+}
+
+func keepAlive(out *frames, done <-chan struct{}, cancel func()) {
+	for {
+		select {
+		case <-done:
+			return
+		case <-time.After(aliveEvery):
+			if out.write(frameAlive, nil) != nil {
+				cancel()
+				return
+			}
+		}
+	}
+}
+
+// pipes connect a program with a request.
+type pipes struct {
+	in, out, errs          *os.File // the program's ends; in is nil when it has nothing to read
+	inEnd, outEnd, errsEnd *os.File
+}
+
+func newPipes(withInput bool) (p pipes, err error) {
+	p.outEnd, p.out, err = os.Pipe()
+	if err == nil {
+		p.errsEnd, p.errs, err = os.Pipe()
+	}
+	if err == nil && withInput {
+		p.in, p.inEnd, err = os.Pipe()
+	}
+	if err != nil {
+		p.closeOurs()
+		closeAll(p.outEnd, p.errsEnd)
+	}
+	return p, err
+}
+
+// closeOurs closes the program's ends, which this process has too.
+func (p *pipes) closeOurs() { closeAll(p.in, p.out, p.errs) }
+
+// closeAll closes files, of which some may be nil.
+func closeAll(files ...*os.File) {
+	for _, f := range files {
+		_ = f.Close() // a file that is nil says so
+	}
+}

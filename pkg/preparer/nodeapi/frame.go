@@ -1,0 +1,120 @@
+package nodeapi
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
+)
+
+// The kinds of frames in the answer to a command: one byte, then the length of what follows as four bytes in network
+// order.
+const (
+	frameAlive  byte = 0 // nothing; tells a server whose client is gone
+	frameStdout byte = 1
+	frameStderr byte = 2
+	frameEnd    byte = 3 // an Ended as JSON, the last one
+)
+
+// maxFrame bounds what follows, in bytes.
+const maxFrame = 64 << 10
+
+// Ended is how a command ended.
+type Ended struct {
+	Code   int    `json:"code"`             // exit status; -1 when a signal ended it
+	Signal string `json:"signal,omitempty"` // such as SIGKILL
+	Error  string `json:"error,omitempty"`  // why it was not run, or not to its end
+}
+
+// String says in words how it ended.
+func (e Ended) String() string {
+	if e.Error != "" {
+		return e.Error
+	}
+	return oneshot.Exit{Code: e.Code, Signal: e.Signal}.String()
+}
+
+var errFrame = errors.New("the answer is not what this version understands")
+
+// frames writes frames, one at a time, and sees that each goes out at once.
+type frames struct {
+	mu    sync.Mutex
+	to    io.Writer
+	flush func() error
+}
+
+func (f *frames) write(kind byte, data []byte) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for first := true; first || len(data) > 0; first = false {
+		part := data[:min(len(data), maxFrame)]
+		data = data[len(part):]
+		head := binary.BigEndian.AppendUint32([]byte{kind}, uint32(len(part)))
+		if _, err := f.to.Write(append(head, part...)); err != nil {
+			return err
+		}
+	}
+	return f.flush()
+}
+
+// stream is one kind of frames as a writer.
+type stream struct {
+	*frames
+	kind byte
+}
+
+func (s stream) Write(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	return len(p), s.write(s.kind, p)
+}
+
+func (f *frames) end(e Ended) error {
+	data, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	return f.write(frameEnd, data)
+}
+
+// readFrames hands on what a command writes until it has ended.
+func readFrames(from io.Reader, stdout, stderr io.Writer) (Ended, error) {
+	var head [5]byte
+	for {
+		if _, err := io.ReadFull(from, head[:]); err != nil {
+			return Ended{}, fmt.Errorf("the connection to the preparer was lost before the command ended: %w", err)
+		}
+		size := binary.BigEndian.Uint32(head[1:])
+		if size > maxFrame {
+			return Ended{}, errFrame
+		}
+		data := make([]byte, size)
+		if _, err := io.ReadFull(from, data); err != nil {
+			return Ended{}, fmt.Errorf("the connection to the preparer was lost before the command ended: %w", err)
+		}
+		var err error
+		switch head[0] {
+		case frameAlive:
+		case frameStdout:
+			_, err = stdout.Write(data)
+		case frameStderr:
+			_, err = stderr.Write(data)
+		case frameEnd:
+			var e Ended
+			if json.Unmarshal(data, &e) != nil {
+				return Ended{}, errFrame
+			}
+			return e, nil
+		default:
+			return Ended{}, errFrame
+		}
+		if err != nil {
+			return Ended{}, err
+		}
+	}
+}

@@ -1,0 +1,296 @@
+package nodeapi
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
+)
+
+// program writes a log as a supervised program does.
+type program struct {
+	path string
+	f    *os.File
+}
+
+func newProgram(tb testing.TB) *program {
+	tb.Helper()
+	dir, err := os.MkdirTemp("", "log")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p := &program{path: filepath.Join(dir, "main.log")}
+	if p.f, err = os.OpenFile(p.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { p.f.Close(); os.RemoveAll(dir) })
+	return p
+}
+
+func (p *program) write(tb failer, text string) {
+	if _, err := p.f.WriteString(text); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func (p *program) start() { logfile.MarkStart(p.f, time.Now()) }
+
+// rotate rotates the log whatever its size, so that nothing is left out.
+func (p *program) rotate(tb failer) {
+	info, err := p.f.Stat()
+	if err == nil {
+		err = logfile.Rotate(p.path, info.Size()-1, 3)
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+type failer interface{ Fatal(args ...any) }
+
+// show returns a part of the log.
+func (p *program) show(previous bool, lines int) (string, error) {
+	var out bytes.Buffer
+	t := &tail{path: p.path, printer: printer{to: &out}}
+	err := errors.Join(t.begin(previous, lines), t.printer.flush())
+	return out.String(), err
+}
+
+func TestParts(t *testing.T) {
+	t.Parallel()
+	p := newProgram(t)
+	if text, err := p.show(false, -1); err != nil || text != "" {
+		t.Errorf("an empty log: %q, %v", text, err)
+	}
+	p.start()
+	p.start() // one that finds nothing written is not noted
+	p.write(t, "a1\na2\nunfinished")
+	if _, err := p.show(true, -1); !errors.Is(err, errNoPrevious) || !strings.HasPrefix(err.Error(), "nothing was written before its last start") {
+		t.Errorf("started twice, and nothing written before the second time: %v", err)
+	}
+	p.start()
+	p.rotate(t)
+	p.write(t, "b1\nb2\n")
+	p.rotate(t)
+	p.start()
+	p.write(t, "c1\nc2")
+	tests := []struct {
+		previous bool
+		lines    int
+		want     string
+	}{
+		{false, -1, "a1\na2\nunfinished\nb1\nb2\nc1\nc2"},
+		{false, 100, "a1\na2\nunfinished\nb1\nb2\nc1\nc2"},
+		{false, 0, ""},
+		{false, 1, "c2"},
+		{false, 3, "b2\nc1\nc2"},
+		{true, -1, "b1\nb2\n"},
+		{true, 1, "b2\n"},
+		{true, 0, ""},
+	}
+	for _, tt := range tests {
+		if got, err := p.show(tt.previous, tt.lines); err != nil || got != tt.want {
+			t.Errorf("previous %t, %d lines: %q (%v), want %q", tt.previous, tt.lines, got, err, tt.want)
+		}
+	}
+	p.start()
+	if got, err := p.show(true, -1); err != nil || got != "c1\nc2" {
+		t.Errorf("previous after one more start: %q, %v", got, err)
+	}
+}
+
+func TestLongLines(t *testing.T) {
+	t.Parallel()
+	p := newProgram(t)
+	long := strings.Repeat("x", 3*MaxLine+7)
+	p.write(t, "a\n"+long+"\nb\n")
+	if got, err := p.show(false, 2); err != nil || got != long+"\nb\n" {
+		t.Errorf("%d bytes, %v; want %d", len(got), err, len(long)+3)
+	}
+}
+
+func TestOnlyRegularFilesAreRead(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	secret := filepath.Join(dir, "secret")
+	if err := os.WriteFile(secret, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(dir, "main.log")
+	if err := os.Symlink(secret, link); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	tl := &tail{path: link, printer: printer{to: &out}}
+	if err := tl.begin(false, -1); err == nil || out.Len() > 0 {
+		t.Errorf("a link was followed: %q, %v", out.String(), err)
+	}
+	if _, err := tl.next(); err == nil || out.Len() > 0 {
+		t.Errorf("a link was followed: %q, %v", out.String(), err)
+	}
+}
+
+// Whatever is written, and however often it is rotated between two looks, a follower sees all of it once and in order.
+func TestFollowMissesNothing(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		p := newProgram(t)
+		var out bytes.Buffer
+		tl := &tail{path: p.path, printer: printer{to: &out}}
+		line := 0
+		var want strings.Builder
+		begun := false
+		for range rapid.IntRange(1, 30).Draw(rt, "steps") {
+			switch rapid.IntRange(0, 4).Draw(rt, "step") {
+			case 0, 1:
+				text := fmt.Sprintf("line %d%s", line, strings.Repeat(".", rapid.IntRange(0, 30).Draw(rt, "dots")))
+				if rapid.Bool().Draw(rt, "whole") {
+					text += "\n"
+				}
+				line++
+				p.write(rt, text)
+				want.WriteString(text)
+			case 2:
+				p.rotate(rt)
+				if kept := 3; rotatedID(p.path, kept) != (fileID{}) && !begun {
+					begun = true // before the oldest goes
+					if err := tl.begin(false, -1); err != nil {
+						rt.Fatal(err)
+					}
+				}
+				if begun { // no more rotations between two looks than there are files
+					catchUp(rt, tl)
+				}
+			case 3:
+				if !begun {
+					begun = true
+					if err := tl.begin(false, -1); err != nil {
+						rt.Fatal(err)
+					}
+				}
+			case 4:
+				if begun {
+					catchUp(rt, tl)
+				}
+			}
+		}
+		if !begun {
+			if err := tl.begin(false, -1); err != nil {
+				rt.Fatal(err)
+			}
+		}
+		catchUp(rt, tl)
+		if err := tl.printer.flush(); err != nil {
+			rt.Fatal(err)
+		}
+		if got := out.String(); got != want.String() {
+			rt.Fatalf("followed %q, written %q", got, want.String())
+		}
+	})
+}
+
+func catchUp(rt *rapid.T, t *tail) {
+	for {
+		caughtUp, err := t.next()
+		if err != nil {
+			rt.Fatal(err)
+		}
+		if caughtUp {
+			return
+		}
+	}
+}
+
+// Two rotations between two looks.
+func TestFollowOverSeveralRotations(t *testing.T) {
+	t.Parallel()
+	p := newProgram(t)
+	p.write(t, "a\nb")
+	var out bytes.Buffer
+	tl := &tail{path: p.path, printer: printer{to: &out}}
+	if err := tl.begin(false, -1); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		p.write(t, fmt.Sprintf("%d\nmore than before, so that the size says nothing %d", i, i))
+		p.rotate(t)
+	}
+	p.write(t, "last\n")
+	for caughtUp := false; !caughtUp; {
+		var err error
+		if caughtUp, err = tl.next(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := p.show(false, -1)
+	if err != nil || out.String() != all {
+		t.Errorf("followed %q, the log holds %q (%v)", out.String(), all, err)
+	}
+	// Cut by somebody else, without a copy.
+	if err := os.Truncate(p.path, 0); err != nil {
+		t.Fatal(err)
+	}
+	p.write(t, "x\n")
+	if caughtUp, err := tl.next(); !caughtUp || err != nil || !strings.HasSuffix(out.String(), "last\nx\n") {
+		t.Errorf("followed %q (%t, %v)", out.String(), caughtUp, err)
+	}
+}
+
+// A log is followed while it is written and rotated as fast as can be.
+func TestFollowUnderFire(t *testing.T) {
+	t.Parallel()
+	p := newProgram(t)
+	var out bytes.Buffer
+	tl := &tail{path: p.path, printer: printer{to: &out}}
+	if err := tl.begin(false, -1); err != nil {
+		t.Fatal(err)
+	}
+	const lines = 3000
+	turn, done := make(chan struct{}), make(chan struct{})
+	go func() { // a look for every few lines, at any moment of their writing and rotating
+		defer close(done)
+		for range turn {
+			if _, err := tl.next(); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for i := range lines {
+		p.write(t, fmt.Sprintf("line %d\n", i))
+		if rand.IntN(20) == 0 {
+			turn <- struct{}{}
+		}
+		if i%200 == 199 {
+			turn <- struct{}{}
+			turn <- struct{}{}
+			// What a program writes between copy and cut is lost, so nothing is written meanwhile.
+			p.rotate(t)
+		}
+	}
+	close(turn)
+	<-done
+	consultest.Eventually(t, time.Minute, func() error {
+		if _, err := tl.next(); err != nil {
+			return err
+		}
+		if n := strings.Count(out.String(), "\n"); n != lines {
+			return fmt.Errorf("%d lines, want %d", n, lines)
+		}
+		return nil
+	})
+	for i, line := range strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n") {
+		if line != fmt.Sprintf("line %d", i) {
+			t.Fatalf("line %d is %q", i, line)
+		}
+	}
+}

@@ -1,0 +1,319 @@
+// Package nodeapi serves logs of a node's pods, and commands in them, over HTTP; Client is the other side. Whoever may
+// use it may do what the pods may do, so it listens on a socket, for root and the preparer's own user, unless it is given an address
+// and a token to ask for (ADR 15).
+package nodeapi
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/internal/listen"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/scale"
+)
+
+// DefaultStreams is how many requests are served at once.
+const DefaultStreams = 32
+
+// minToken is how long a token must be, in characters.
+const minToken = 16
+
+// Limits of the server. There is none on how long an answer takes: a log may be followed for days, by those who may.
+const (
+	spareConns     = 96              // open at once, besides those of requests that are served
+	refusalLimit   = 5 * time.Second // for a refusal to be taken
+	headerTimeout  = 10 * time.Second
+	idleTimeout    = time.Minute // of a connection between two requests
+	maxHeaderBytes = 256 << 10
+	endLimit       = time.Second // how long requests under way may take when the preparer ends
+)
+
+// askHeader must be in every request. A page in a browser cannot send it to another site without being allowed to.
+const askHeader = "Rcfarm-Api"
+
+// Pods is what the server asks of the preparer.
+type Pods interface {
+	// LogFiles returns the log file of every process that a pod has or had on this node, by the process's name, and whether
+	// anything may still be written to them.
+	LogFiles(id pod.Identity) (files map[string]string, more bool)
+	// RunIn has a command run as one of the pod's processes is; an empty name means its first. The context that run is given ends
+	// with ctx, and with that process. An error means that run was not called.
+	RunIn(ctx context.Context, id pod.Identity, process string, argv []string, run func(context.Context, oneshot.Command)) error
+	// Scale takes a request. Its errors are those of package scale, or about the node itself.
+	Scale(ctx context.Context, r scale.Request) (scale.Response, error)
+}
+
+// Config is what New needs.
+type Config struct {
+	Node      string
+	Addr      string // Unix, host:port, port 0 for a free one, or Off
+	Dir       string // that the socket is made in
+	Advertise string // host that others reach this one by, where Addr names none
+	TokenFile string // holds the token that requests must bear; with an address, and only then
+	CertFile  string // with KeyFile: TLS; needed beyond loopback
+	KeyFile   string
+	Streams   int // requests served at once; zero: DefaultStreams
+	Log       obs.Logger
+}
+
+// Server answers requests about the node's pods.
+type Server struct {
+	cfg      Config
+	pods     Pods
+	listener net.Listener // nil when it is off
+	slots    chan struct{}
+}
+
+// New opens the address, so that a mistake shows at the start. Run serves it, Close gives it up.
+func New(ctx context.Context, cfg Config) (*Server, error) {
+	var errs field.Errors
+	cfg.Check(&errs)
+	if err := errs.Err(); err != nil {
+		return nil, err
+	}
+	if cfg.Streams == 0 {
+		cfg.Streams = DefaultStreams
+	}
+	s := &Server{cfg: cfg, slots: make(chan struct{}, cfg.Streams)}
+	if cfg.Addr == Off {
+		return s, nil
+	}
+	if cfg.TokenFile != "" {
+		if _, err := readToken(cfg.TokenFile); err != nil {
+			return nil, fmt.Errorf("api-token-file: %w", err)
+		}
+	}
+	if cfg.CertFile != "" {
+		if _, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile); err != nil {
+			return nil, fmt.Errorf("api-tls-cert: %w", err)
+		}
+	}
+	var err error
+	if s.listener, err = cfg.open(ctx); err != nil {
+		return nil, fmt.Errorf("api-addr: %w; name another with --api-addr, or \"off\"", err)
+	}
+	return s, nil
+}
+
+// Close gives the address up. It is for a server that Run was never called on, and harmless otherwise.
+func (s *Server) Close() {
+	if s.listener != nil {
+		_ = s.listener.Close() // a second closing is no news; a socket that stays is replaced by the next
+	}
+}
+
+// Run serves until ctx ends and returns when no request is under way any more.
+func (s *Server) Run(ctx context.Context, pods Pods) error {
+	if s.listener == nil {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	s.pods = pods
+	srv := &http.Server{
+		Handler: s.handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+		BaseContext: func(net.Listener) context.Context { return ctx }, ConnContext: listen.Context,
+	}
+	limited := listen.Limit(s.listener, s.cfg.Streams+spareConns)
+	s.cfg.Log.WithField(obs.Address, s.URL()).Info("node API listens")
+	if s.cfg.CertFile != "" {
+		// Read anew for each connection: certificates are renewed while the preparer runs.
+		srv.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(s.cfg.CertFile, s.cfg.KeyFile)
+			return &pair, err
+		}}
+	}
+	if err := listen.Serve(ctx, srv, limited, endLimit); err != nil {
+		return fmt.Errorf("node API: %w", err)
+	}
+	return context.Cause(ctx)
+}
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	const pods = "/v1/nodes/{node}/pods/{rc}/{role}/{index}/"
+	mux.HandleFunc("GET "+pods+"logs", s.forPod(s.logs))
+	mux.HandleFunc("POST "+pods+"exec", s.forPod(s.exec))
+	mux.HandleFunc("POST "+scale.Path, s.scale)
+	return mux
+}
+
+// forPod lets those requests through that may be made and that mean a pod.
+func (s *Server) forPod(serve func(http.ResponseWriter, *http.Request, pod.Identity)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get(askHeader) == "" {
+			refuse(w, "the header "+askHeader+" is missing", http.StatusBadRequest)
+			return
+		}
+		over, status, why := s.admit(r, r.PathValue("node"))
+		if why != "" {
+			refuse(w, why, status)
+			return
+		}
+		defer over()
+		index, err := strconv.Atoi(r.PathValue("index"))
+		if err != nil || index < 0 {
+			refuse(w, fmt.Sprintf("index: %q is not valid; allowed: a number, zero or more", r.PathValue("index")), http.StatusBadRequest)
+			return
+		}
+		serve(w, r, pod.Identity{RCID: r.PathValue("rc"), Role: r.PathValue("role"), Index: index})
+	}
+}
+
+// admit makes a request for a node one of those that are served, until over is called, or says why not.
+func (s *Server) admit(r *http.Request, node string) (over func(), status int, why string) {
+	if status, why = s.known(r, node); why != "" {
+		return nil, status, why
+	}
+	select {
+	case s.slots <- struct{}{}:
+	default:
+		return nil, http.StatusTooManyRequests, fmt.Sprintf("the preparer of %s serves %d requests already; try again later", s.cfg.Node, s.cfg.Streams)
+	}
+	served := listen.Serving(r.Context())
+	return func() { served(); <-s.slots }, 0, ""
+}
+
+// refuse says why a request is not served.
+func refuse(w http.ResponseWriter, why string, status int) {
+	hangUp(w)
+	http.Error(w, why, status)
+}
+
+// hangUp has done with a connection once a refusal was taken.
+func hangUp(w http.ResponseWriter) {
+	answer, end := http.NewResponseController(w), time.Now().Add(refusalLimit)
+	_ = errors.Join(answer.SetReadDeadline(end), answer.SetWriteDeadline(end)) // it makes room for another in any case
+	w.Header().Set("Connection", "close")
+}
+
+// known returns why a request is refused: it bears no token, or is for another node.
+func (s *Server) known(r *http.Request, node string) (status int, why string) {
+	if s.cfg.TokenFile != "" {
+		want, err := readToken(s.cfg.TokenFile)
+		if err != nil {
+			s.cfg.Log.WithError(err).Warn("the token of the node API cannot be read; all requests are refused")
+			return http.StatusServiceUnavailable, "the preparer cannot read its token; its log says why"
+		}
+		got, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		// Of equal lengths, whatever was sent.
+		wantSum, gotSum := sha256.Sum256([]byte(want)), sha256.Sum256([]byte(got))
+		if subtle.ConstantTimeCompare(wantSum[:], gotSum[:]) != 1 || !bearer {
+			return http.StatusUnauthorized, "the token is missing or wrong"
+		}
+	}
+	if node != s.cfg.Node {
+		return http.StatusMisdirectedRequest, fmt.Sprintf("this is the preparer of node %s, not of %s", s.cfg.Node, node)
+	}
+	return 0, ""
+}
+
+// readToken reads it anew each time, so that it can be changed.
+func readToken(file string) (string, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	token := strings.TrimSpace(string(data))
+	if len(token) < minToken || strings.ContainsAny(token, " \t\r\n") {
+		return "", fmt.Errorf("%s: %d characters; allowed: one word of at least %d", file, len(token), minToken)
+	}
+	return token, nil
+}
+
+// logs streams the logs of a pod's processes.
+func (s *Server) logs(w http.ResponseWriter, r *http.Request, id pod.Identity) {
+	q := r.URL.Query()
+	lines := -1
+	if text := q.Get(paramTail); text != "" {
+		var err error
+		if lines, err = strconv.Atoi(text); err != nil || lines < 0 {
+			http.Error(w, fmt.Sprintf("tail: %q is not valid; allowed: a number of lines, zero or more", text), http.StatusBadRequest)
+			return
+		}
+	}
+	files, _ := s.pods.LogFiles(id)
+	tails, status, why := tailsOf(files, q.Get(paramProcess))
+	if why != "" {
+		http.Error(w, fmt.Sprintf("pod %s: %s", id, why), status)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	buffer := bufio.NewWriter(w)
+	flush := func() error {
+		if buffer.Buffered() == 0 {
+			return nil
+		}
+		return errors.Join(buffer.Flush(), http.NewResponseController(w).Flush())
+	}
+	following, previous := q.Get(paramFollow) != "", q.Get(paramPrevious) != ""
+	printed := false
+	for _, t := range tails {
+		t.printer.to = buffer
+		err := t.begin(previous, lines)
+		if errors.Is(err, errNoPrevious) && len(tails) > 1 {
+			continue
+		}
+		if err == nil && !following {
+			err = t.printer.flush()
+		}
+		if err != nil && !printed && buffer.Buffered() == 0 {
+			http.Error(w, fmt.Sprintf("log of pod %s: %v", id, err), http.StatusConflict)
+			return
+		}
+		if err != nil {
+			panic(http.ErrAbortHandler) // so that the client does not take it for the end
+		}
+		printed = true
+	}
+	if following {
+		_ = http.NewResponseController(w).Flush() // the headers: it may take long until something is written
+		more := func() bool {
+			_, more := s.pods.LogFiles(id)
+			return more
+		}
+		if follow(r.Context(), tails, more, flush) != nil {
+			panic(http.ErrAbortHandler)
+		}
+	}
+	_ = flush() // who has gone reads no more
+}
+
+// tailsOf chooses among a pod's processes. Lines are told apart where there are several.
+func tailsOf(files map[string]string, process string) (tails []*tail, status int, why string) {
+	names := slices.Sorted(maps.Keys(files))
+	if len(names) == 0 {
+		return nil, http.StatusNotFound, "it has no logs on this node"
+	}
+	if process != "" {
+		path, ok := files[process]
+		if !ok {
+			return nil, http.StatusNotFound, fmt.Sprintf("process: %q is not valid; allowed: %s", process, strings.Join(names, ", "))
+		}
+		return []*tail{{path: path}}, 0, ""
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, "_") }) // of the node's own
+	for _, name := range names {
+		t := &tail{path: files[name]}
+		if len(names) > 1 {
+			t.printer.prefix = "[" + name + "] "
+		}
+		tails = append(tails, t)
+	}
+	return tails, 0, ""
+}

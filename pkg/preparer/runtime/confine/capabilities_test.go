@@ -1,0 +1,69 @@
+package confine_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
+)
+
+// applyArg makes the test binary a stub: it isolates itself as the user that follows, and becomes /bin/cat of its own status.
+const applyArg = "apply-isolation"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == applyArg {
+		uid, err := strconv.Atoi(os.Args[2])
+		if err == nil {
+			err = confine.Apply(&confine.Isolation{UID: uid, GID: uid, NoNewPrivileges: true})
+		}
+		if err == nil {
+			err = syscall.Exec("/bin/cat", []string{"cat", "/proc/self/status"}, nil)
+		}
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// A preparer that is no root may have been given capabilities to hand on. Its pods get none of them, whoever they run as.
+func TestPodsGetNoCapabilities(t *testing.T) {
+	if os.Getuid() != 0 {
+		capabilitiesOf(t, exec.CommandContext(t.Context(), "/proc/self/exe", applyArg, strconv.Itoa(os.Getuid())))
+		return
+	}
+	const preparer, pod = 1_900_300_001, 1_900_300_002
+	for _, uid := range []int{preparer, pod} {
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", applyArg, strconv.Itoa(uid))
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Credential:  &syscall.Credential{Uid: preparer, Gid: preparer},
+			AmbientCaps: []uintptr{unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_CHOWN},
+		}
+		capabilitiesOf(t, cmd)
+	}
+}
+
+func capabilitiesOf(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	cmd.Dir = "/"
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	sets := regexp.MustCompile(`(?m)^Cap(Inh|Prm|Eff|Amb):\s*([0-9a-f]+)$`).FindAllStringSubmatch(string(out), -1)
+	if len(sets) != 4 {
+		t.Fatalf("no capabilities in %s", out)
+	}
+	for _, set := range sets {
+		if strings.Trim(set[2], "0") != "" {
+			t.Errorf("%s: Cap%s is %s", strings.Join(cmd.Args[1:], " "), set[1], set[2])
+		}
+	}
+}

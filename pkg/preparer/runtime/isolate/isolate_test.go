@@ -1,0 +1,158 @@
+package isolate
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
+)
+
+func TestFindCgroup2(t *testing.T) {
+	const hybrid = `24 1 0:22 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+25 24 0:23 / /sys/fs/cgroup/cpu rw shared:7 - cgroup cgroup rw,cpu
+33 24 0:31 / /sys/fs/cgroup/uni\040fied rw,nosuid shared:8 master:1 - cgroup2 cgroup2 rw,nsdelegate
+34 24 0:31 / /elsewhere rw - cgroup2 cgroup2 rw
+`
+	for table, want := range map[string]string{hybrid: "/sys/fs/cgroup/uni fied", "": "", "24 1 0:22 / /x rw - tmpfs cgroup2 rw\n": "", "x - cgroup2\n": ""} {
+		if got, err := findCgroup2(strings.NewReader(table)); got != want || err != nil {
+			t.Errorf("found %q, %v; want %q in\n%s", got, err, want, table)
+		}
+	}
+}
+
+func TestParseIDMap(t *testing.T) {
+	got, err := parseIDMap([]byte("         0       1000          1\n    100000     100000      65536\n"))
+	want := []idRange{{0, 0}, {100000, 165535}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("read %v, %v; want %v", got, err, want)
+	}
+	for _, tt := range []struct {
+		first, last int
+		want        bool
+	}{{0, 0, true}, {100000, 165535, true}, {100000, 165536, false}, {0, 100000, false}, {1, 1, false}} {
+		if covered(got, tt.first, tt.last) != tt.want {
+			t.Errorf("%d to %d covered: %t", tt.first, tt.last, !tt.want)
+		}
+	}
+	for _, bad := range []string{"0 0\n", "a 0 1\n", "0 0 b\n"} {
+		if got, err := parseIDMap([]byte(bad)); err == nil {
+			t.Errorf("%q was read as %v", bad, got)
+		}
+	}
+}
+
+// What Probe offers agrees with what it says is missing, whatever the host.
+func TestProbe(t *testing.T) {
+	h := Probe("rcfarm-test-probe")
+	defer func() {
+		if err := Remove(h.Cgroup); h.Cgroup != "" && err != nil {
+			t.Error(err)
+		}
+	}()
+	t.Logf("%+v", h)
+	offers := map[string]bool{"users": h.Users, "tmp": h.Tmp, "cgroup": h.Cgroup != ""}
+	if h.Cgroup != "" {
+		for _, c := range confine.Controllers() {
+			offers[c+" limit"] = slices.Contains(h.Limits, c)
+		}
+	}
+	for what, offered := range offers {
+		said := slices.ContainsFunc(h.Without, func(s string) bool { return strings.HasPrefix(s, what+": ") && len(s) > len(what)+10 })
+		if said == offered {
+			t.Errorf("%s: offered %t, said to be missing %t: %q", what, offered, said, h.Without)
+		}
+	}
+	if root := os.Geteuid() == 0; root != h.Users {
+		t.Errorf("root: %t, other users: %t", root, h.Users)
+	}
+	if h.Mapped(0, 1<<40) {
+		t.Error("numbers that no kernel has are mapped")
+	}
+	if entries, _ := filepath.Glob(filepath.Join(h.Cgroup, "probe-*")); h.Cgroup != "" && len(entries) > 0 {
+		t.Errorf("left behind: %v", entries)
+	}
+}
+
+// A cgroup ends with whatever was made below it.
+func TestCgroupKillAndRemove(t *testing.T) {
+	h := Probe("rcfarm-test-kill")
+	if h.Cgroup == "" {
+		if !slices.ContainsFunc(h.Without, func(s string) bool { return strings.HasPrefix(s, "cgroup: ") }) {
+			t.Errorf("no cgroup, and no word about it: %q", h.Without)
+		}
+		return
+	}
+	defer func() {
+		if err := Remove(h.Cgroup); err != nil {
+			t.Error(err)
+		}
+	}()
+	dir := filepath.Join(h.Cgroup, "p")
+	if err := confine.MakeCgroup(filepath.Join(dir, "below")); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo $$ > below/cgroup.procs; exec sleep 1000`)
+	cmd.Dir = dir
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var in []int
+	for len(in) == 0 && t.Context().Err() == nil {
+		var err error
+		if in, err = Members(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff([]int{cmd.Process.Pid}, in); diff != "" {
+		t.Errorf("members:\n%s", diff)
+	}
+	if err := Remove(dir); err == nil {
+		t.Error("a cgroup with a process in it was removed")
+	}
+	if err := Kill(dir); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Wait(); err == nil || err.Error() != "signal: killed" {
+		t.Errorf("it ended with %v, want a kill", err)
+	}
+	for what, err := range map[string]error{"remove": Remove(dir), "remove again": Remove(dir), "kill what is gone": Kill(dir)} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if in, err := Members(dir); err != nil || len(in) > 0 {
+		t.Errorf("members of what is gone: %v, %v", in, err)
+	}
+}
+
+// A kernel that cannot kill a cgroup at one stroke has its processes killed one by one.
+func TestKillWithoutTheFile(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), "/bin/sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	below := filepath.Join(dir, "below")
+	err := os.Mkdir(below, 0o700)
+	for _, group := range []string{dir, below} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(group, confine.MembersFile), nil, 0o600))
+	}
+	err = errors.Join(err, os.WriteFile(filepath.Join(below, confine.MembersFile), fmt.Appendln(nil, cmd.Process.Pid), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Kill(dir); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Wait(); err == nil || err.Error() != "signal: killed" {
+		t.Errorf("it ended with %v, want a kill", err)
+	}
+}

@@ -1,0 +1,105 @@
+// Package runtime is the seam between the preparer and whatever keeps processes running on its node. A runtime
+// outlives the preparer: processes keep their pids when the preparer restarts.
+package runtime
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
+)
+
+// Runtime supervises processes. All methods are safe for concurrent use. An error means that the runtime could not be
+// reached or refused; it never means that a process stopped.
+type Runtime interface {
+	// Start makes the process run, and keep running as its restart policy says. It is idempotent: the same Spec again
+	// changes nothing, also when that process has exited. The same ID with a different Spec is refused with ErrExists.
+	Start(ctx context.Context, spec Spec) error
+	// Stop asks the process and its whole group to end with its stop signal, kills the group after spec.StopGrace, and
+	// returns when nothing of it runs any more. It is idempotent; an unknown ID counts as stopped.
+	Stop(ctx context.Context, id string) error
+	// Remove forgets a stopped or exited process. It refuses one that runs or waits to; an unknown ID is fine.
+	Remove(ctx context.Context, id string) error
+	// Watch returns the state of every process as soon as anything differs from the given cursor (zero: at once),
+	// or when the context ends. The cursor that comes back goes into the next call.
+	Watch(ctx context.Context, cursor uint64) ([]Status, uint64, error)
+}
+
+// ErrExists is returned by Start for an ID that is in use with another Spec.
+var ErrExists = errors.New("a process with this id and another specification exists")
+
+// Spec is one process to supervise.
+type Spec struct {
+	ID        string        `json:"id"`         // unique on the node; letters, digits, '-', '_' and '.' only
+	Pod       pod.Identity  `json:"pod"`        // what it belongs to; given back in Status
+	Revision  int64         `json:"revision"`   // of the intent; given back in Status
+	Name      string        `json:"name"`       // of the launchable
+	Command   []string      `json:"command"`    // absolute path of the program, then its arguments
+	Env       []string      `json:"env"`        // KEY=value; nothing else is inherited
+	Dir       string        `json:"dir"`        // working directory
+	LogPath   string        `json:"log_path"`   // stdout and stderr are appended here
+	LogBytes  int64         `json:"log_bytes"`  // the file is rotated when it is larger than this
+	LogKeep   int           `json:"log_keep"`   // rotated files kept
+	StopGrace time.Duration `json:"stop_grace"` // between the stop signal and SIGKILL
+
+	StopSignal string     `json:"stop_signal,omitempty"` // such as SIGINT; empty: SIGTERM
+	Restart    Restart    `json:"restart,omitzero"`
+	Isolation  *Isolation `json:"isolation,omitempty"` // nil: it runs as the supervisor does
+	// StartSuspended: when the machine was restarted the process is Stopped until somebody starts it again.
+	StartSuspended bool `json:"hold_after_boot,omitempty"`
+}
+
+// Restart says what follows the end of a process.
+type Restart struct {
+	Policy RestartPolicy `json:"policy,omitempty"` // empty: Always
+	Min    time.Duration `json:"min,omitempty"`    // before the first restart; zero: the runtime's default
+	Max    time.Duration `json:"max,omitempty"`    // bound of its doubling; zero: the runtime's default
+	// Stable is how long a run lasts after which the pauses begin with Min again, unless the runtime's default is longer.
+	Stable time.Duration `json:"stable,omitempty"`
+}
+
+// RestartPolicy says which ends of a process are followed by a start. A node that goes down ends its processes in a way
+// that nobody is told of: after it has booted, what ran starts again under Always and OnFailure, and has exited under
+// Never. What had exited before stays so.
+type RestartPolicy = manifest.RestartPolicy
+
+// The restart policies.
+const (
+	Always    = manifest.RestartAlways
+	OnFailure = manifest.RestartOnFailure
+	Never     = manifest.RestartNever
+)
+
+// Isolation is what keeps a process from the rest of the node.
+type Isolation = confine.Isolation
+
+// Phase is where a process is in its life.
+type Phase string
+
+// The phases of a supervised process.
+const (
+	Starting Phase = "starting"
+	Running  Phase = "running"
+	Backoff  Phase = "backoff" // ended, waits for its next start
+	Exited   Phase = "exited"  // ended, and its restart policy leaves it at that
+	Stopping Phase = "stopping"
+	Stopped  Phase = "stopped" // asked to stop, and nothing of it runs
+	Unknown  Phase = "unknown" // what was recorded of it cannot be read; its spec has nothing but the ID
+)
+
+// Status is what a runtime knows about one process.
+type Status struct {
+	Spec      Spec      `json:"spec"`
+	Phase     Phase     `json:"phase"`
+	PID       int       `json:"pid,omitempty"`
+	StartedAt time.Time `json:"started_at,omitzero"`
+	Restarts  int       `json:"restarts"`
+	// ShortRuns is how many runs in a row, attempts to start included, were over before they were stable. It is zero again as soon
+	// as one is.
+	ShortRuns int       `json:"short_runs,omitempty"`
+	LastExit  *pod.Exit `json:"last_exit,omitempty"`
+	Message   string    `json:"message,omitempty"` // why it does not run, such as an exec error
+}

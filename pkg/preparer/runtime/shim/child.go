@@ -1,0 +1,39 @@
+package shim
+
+import (
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
+)
+
+// child is one started process. It is either the supervisor's own child, which stays a zombie and so keeps its pid from
+// being used again until reap, or one that an earlier supervisor started, which is only known by its pidfd and start time.
+type child struct{ *proc.Process }
+
+// status returns how the exited process ended and, for an own child, gives its pid back to the kernel. It must be
+// called once.
+func (c *child) status(launchable string) pod.Exit {
+	exit := pod.Exit{Launchable: launchable, Code: -1, Unknown: true, At: time.Now().UTC()}
+	if !c.Own {
+		return exit // only a parent is told
+	}
+	var ws unix.WaitStatus
+	_, err := unix.Wait4(c.PID, &ws, 0, nil)
+	for errors.Is(err, unix.EINTR) {
+		_, err = unix.Wait4(c.PID, &ws, 0, nil)
+	}
+	if err != nil {
+		return exit
+	}
+	exit.Unknown = false
+	if ws.Signaled() {
+		exit.Signal = unix.SignalName(ws.Signal())
+	} else {
+		exit.Code = ws.ExitStatus()
+	}
+	return exit
+}

@@ -1,0 +1,200 @@
+package shim
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/wait"
+)
+
+const (
+	firstRetry = 10 * time.Millisecond  // after a failed connection; grows
+	lastRetry  = 250 * time.Millisecond // bound of that
+	// respawn is the shortest time between two attempts of a client to start a supervisor. One that finds a dying
+	// predecessor's lock still held gives up, so a single attempt is not enough.
+	respawn = 500 * time.Millisecond
+)
+
+// ClientConfig is what Dial needs.
+type ClientConfig struct {
+	Dir            string        // as in Config
+	Spawn          func() error  // starts a supervisor when none answers, see the function Spawn; nil: none is started
+	ConnectTimeout time.Duration // how long a call tries to reach a supervisor before it fails; zero: 5 s
+}
+
+// Client is the preparer's end. It is safe for concurrent use.
+type Client struct {
+	cfg  ClientConfig
+	http *http.Client
+
+	mu        sync.Mutex // held while spawning, so that concurrent calls start one supervisor
+	lastSpawn time.Time
+
+	seen atomic.Pointer[snapshot] // the latest answer to a watch, never changed; nil before the first
+}
+
+var _ runtime.Runtime = (*Client)(nil)
+
+// Dial returns a client of the directory's supervisor. It does not connect yet: each call finds the supervisor, or
+// starts one, for itself, also after the supervisor was killed or replaced. It returns an error if the directory is
+// not absolute or too long for a socket.
+func Dial(cfg ClientConfig) (*Client, error) {
+	path, err := socketPath(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, 5*time.Second)
+	dialer := &net.Dialer{}
+	transport := &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "unix", path)
+		},
+		MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute,
+	}
+	return &Client{cfg: cfg, http: &http.Client{Transport: transport}}, nil
+}
+
+// Close gives idle connections back. The supervisor and its processes go on.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Start implements runtime.Runtime. Errors to test for: runtime.ErrExists, runtime.ErrInvalid, ErrUnreachable.
+func (c *Client) Start(ctx context.Context, spec runtime.Spec) error {
+	return c.call(ctx, http.MethodPost, startPath, spec, nil)
+}
+
+// Stop implements runtime.Runtime. An error to test for: ErrUnreachable.
+func (c *Client) Stop(ctx context.Context, id string) error {
+	return c.call(ctx, http.MethodPost, stopPath, target{ID: id}, nil)
+}
+
+// Remove implements runtime.Runtime. Errors to test for: runtime.ErrNotStopped, ErrUnreachable.
+func (c *Client) Remove(ctx context.Context, id string) error {
+	return c.call(ctx, http.MethodPost, removePath, target{ID: id}, nil)
+}
+
+// Watch implements runtime.Runtime. A cursor of an earlier supervisor is answered at once. When ctx ends it returns
+// its error and the cursor that it was given. Another error to test for: ErrUnreachable.
+func (c *Client) Watch(ctx context.Context, cursor uint64) ([]runtime.Status, uint64, error) {
+	for {
+		var base snapshot
+		if seen := c.seen.Load(); seen != nil {
+			base = *seen
+		}
+		path := fmt.Sprintf("%s?cursor=%d&base=%d", watchPath, cursor, base.Cursor)
+		var snap snapshot
+		if err := c.call(ctx, http.MethodGet, path, nil, &snap); err != nil {
+			return nil, cursor, err
+		}
+		if snap.Cursor == 0 { // nothing changed for as long as a poll lasts
+			continue
+		}
+		if snap.Base != 0 && snap.Base != base.Cursor {
+			return nil, cursor, fmt.Errorf("watch processes: the supervisor answers to cursor %d, want %d", snap.Base, base.Cursor)
+		}
+		all := snap.over(base)
+		c.seen.Store(&all)
+		return slices.Clone(all.Processes), all.Cursor, nil
+	}
+}
+
+// call repeats a request until a supervisor answers. All requests may be repeated: an answer that was lost on the
+// way changes nothing.
+func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
+	pace := wait.NewPace(firstRetry, lastRetry)
+	var spawnErr error
+	failingSince := time.Now()
+	for {
+		began := time.Now()
+		err := c.once(ctx, method, path, in, out)
+		if err == nil || !errors.Is(err, ErrUnreachable) {
+			return err
+		}
+		if time.Since(began) > lastRetry { // it did answer to the connection, for a while
+			failingSince = time.Now()
+		}
+		if e := c.spawn(); e != nil {
+			spawnErr = e
+		}
+		if time.Since(failingSince) > c.cfg.ConnectTimeout {
+			return errors.Join(err, spawnErr)
+		}
+		if wait.Pause(ctx, pace.NextBackOff()) != nil {
+			return fmt.Errorf("call supervisor: %w", ctx.Err())
+		}
+	}
+}
+
+// spawn starts a supervisor unless that was done just now.
+func (c *Client) spawn() error {
+	if c.cfg.Spawn == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if time.Since(c.lastSpawn) < respawn {
+		return nil
+	}
+	err := c.cfg.Spawn()
+	c.lastSpawn = time.Now()
+	return err
+}
+
+// once sends one request. Without a definite answer the error is ErrUnreachable.
+func (c *Client) once(ctx context.Context, method, path string, in, out any) error {
+	var body io.Reader
+	if in != nil {
+		data, err := json.Marshal(in)
+		if err != nil {
+			return fmt.Errorf("call supervisor: %w", err)
+		}
+		body = bytes.NewReader(data)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://shim"+path, body)
+	if err != nil {
+		return fmt.Errorf("call supervisor: %w", err)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return lost(ctx, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return lost(ctx, err)
+	}
+	switch {
+	case resp.StatusCode == http.StatusServiceUnavailable:
+		return fmt.Errorf("%w: %w", ErrUnreachable, errLeaving)
+	case resp.StatusCode/100 != 2:
+		var f failure
+		if err := json.Unmarshal(data, &f); err != nil || f.Message == "" {
+			return fmt.Errorf("call supervisor: %s: %q", resp.Status, data)
+		}
+		return remoteError{f}
+	case out == nil || len(data) == 0:
+		return nil
+	}
+	if err := json.Unmarshal(data, out); err != nil {
+		return fmt.Errorf("read the supervisor's answer: %w", err)
+	}
+	return nil
+}
+
+func lost(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("call supervisor: %w", ctx.Err())
+	}
+	return fmt.Errorf("%w: %w", ErrUnreachable, err)
+}

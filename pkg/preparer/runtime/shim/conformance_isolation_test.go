@@ -1,0 +1,263 @@
+package shim_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
+)
+
+// The tests of this file are about what keeps a process from the rest of the node. What the host cannot do must be refused with a
+// reason, or left out where the seam says so: that is asserted too, so that no host passes without being tested.
+
+// The user that tests run processes as. Nobody has the number.
+const (
+	someUID  = 1_900_000_017
+	someGID  = 1_900_000_018
+	moreGID  = 1_900_000_019
+	lastSome = moreGID
+)
+
+// isolated returns the spec of a script that lives apart as far as the host allows, and what it allows.
+func (b *bench) isolated(id, script string) (runtime.Spec, isolate.Host) {
+	b.Helper()
+	host := isolate.Probe("rcfarm-test-" + filepath.Base(filepath.Dir(b.dir)))
+	b.Cleanup(func() {
+		if host.Cgroup == "" {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.Context()), Timeout)
+		defer cancel()
+		if err := b.Runtime.Stop(ctx, id); err != nil { // else it would be started again
+			b.Errorf("stop %s: %v", id, err)
+		}
+		Eventually(b, "the test's cgroup is empty", func() bool { return isolate.Kill(host.Cgroup) == nil && isolate.Remove(host.Cgroup) == nil })
+	})
+	spec := b.script(id, script)
+	spec.Isolation = &runtime.Isolation{UID: os.Getuid(), GID: os.Getgid()}
+	if host.Cgroup != "" {
+		spec.Isolation.Cgroup = filepath.Join(host.Cgroup, id)
+	}
+	return spec, host
+}
+
+// refused waits until the runtime says that the process cannot be started for one of the reasons.
+func (b *bench) refused(id string, reasons ...string) {
+	b.Helper()
+	st := b.await(id, fmt.Sprintf("refused for one of %q", reasons), func(st runtime.Status) bool {
+		named := slices.ContainsFunc(reasons, func(r string) bool { return strings.Contains(st.Message, r) })
+		return st.Phase == runtime.Backoff && named
+	})
+	b.failIf(st.PID != 0 || b.exists("ready"), "status %+v, the program ran: %t; want no run", st, b.exists("ready"))
+	b.stop(id)
+}
+
+// open lets every user of the node into the test's directory.
+func (b *bench) open() {
+	b.Helper()
+	for dir, mode := range map[string]os.FileMode{filepath.Dir(b.dir): 0o755, b.dir: 0o777} {
+		if err := os.Chmod(dir, mode); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func (b *bench) TestIsolationUser() {
+	spec, host := b.isolated("p", `
+exec > facts.new
+id -u; id -g; id -G
+grep -E '^(Uid|Gid|NoNewPrivs|CapEff|CapPrm)' /proc/self/status
+echo again > /dev/stderr
+mv facts.new facts; : > ready; exec sleep 1000`)
+	b.open()
+	spec.Isolation.UID, spec.Isolation.GID, spec.Isolation.Groups = someUID, someGID, []int{moreGID}
+	spec.Isolation.NoNewPrivileges = true
+	b.start(spec)
+	if !host.Mapped(someUID, lastSome) {
+		b.refused("p", "take groups", "become group", "become user", "join cgroup", "open log")
+		return
+	}
+	Eventually(b, "it is ready", func() bool { return b.exists("ready") })
+	four := func(id int) string { return strings.Repeat(fmt.Sprintf("\t%d", id), 4) }
+	want := fmt.Sprintf("%d\n%d\n%d %d\nUid:%s\nGid:%s\nCapPrm:\t%016x\nCapEff:\t%016x\nNoNewPrivs:\t1\n",
+		someUID, someGID, someGID, moreGID, four(someUID), four(someGID), 0, 0)
+	if got := b.read("facts"); got != want {
+		b.Errorf("it is\n%swant\n%s", got, want)
+	}
+	if log := b.read("p.log"); log != "again\n" {
+		b.Errorf("log %q, want what was written to the reopened stderr", log)
+	}
+	info, err := os.Stat(b.path("p.log"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.failIf(info.Mode().Perm()&0o007 != 0, "log has mode %04o, open to others", info.Mode().Perm())
+}
+
+// Program, directory and files are opened as the user that the program runs as, not as root.
+func (b *bench) TestIsolationUserIsAskedForFiles() {
+	closed := b.path("closed")
+	if err := os.Mkdir(closed, 0o700); err != nil {
+		b.Fatal(err)
+	}
+	spec, host := b.isolated("p", `: > ../ready; exec sleep 1000`)
+	b.open()
+	spec.Dir = closed
+	spec.Isolation.UID, spec.Isolation.GID = someUID, someGID
+	b.start(spec)
+	if !host.Mapped(someUID, lastSome) {
+		b.refused("p", "take groups", "become group", "become user", "join cgroup", "open log")
+		return
+	}
+	b.refused("p", closed)
+}
+
+func (b *bench) TestIsolationTmp() {
+	tmp, mark := b.path("tmp"), "mark-"+filepath.Base(filepath.Dir(b.dir))
+	if err := os.Mkdir(tmp, 0o777); err != nil {
+		b.Fatal(err)
+	}
+	spec, host := b.isolated("p", `: > /tmp/`+mark+`; ls -a /var/tmp; grep -c ' /tmp .*nosuid,nodev' /proc/self/mountinfo; echo end; exec sleep 1000`)
+	spec.Dir = "/"
+	spec.Isolation.Tmp = tmp
+	b.start(spec)
+	if !host.Tmp {
+		b.refused("p", "make a mount namespace", "detach from the node's mounts", "mount private tmp", "join cgroup")
+		return
+	}
+	Eventually(b, "it has looked", func() bool { return strings.HasSuffix(b.read("p.log"), "end\n") })
+	if got, want := b.read("p.log"), ".\n..\n"+mark+"\n1\nend\n"; got != want {
+		b.Errorf("it sees\n%swant\n%s", got, want)
+	}
+	b.failIf(!b.exists("tmp/"+mark), "what it wrote is not in its directory")
+	if _, err := os.Stat("/tmp/" + mark); err == nil {
+		b.Error("what it wrote is in the node's /tmp")
+	}
+}
+
+// A program never runs less isolated than asked.
+func (b *bench) TestIsolationFails() {
+	spec, host := b.isolated("p", `: > ready; exec sleep 1000`)
+	spec.Isolation.Tmp = b.path("no-such-directory")
+	b.start(spec)
+	want := "make a mount namespace"
+	if host.Tmp {
+		want = spec.Isolation.Tmp
+	}
+	b.refused("p", want, "join cgroup")
+	outside, _ := b.isolated("outside", `: > ready; exec sleep 1000`)
+	outside.Isolation.Cgroup = b.path("no-cgroup")
+	b.start(outside)
+	b.refused("outside", "make cgroup "+outside.Isolation.Cgroup)
+}
+
+// escape leaves a process behind that has left session and group of its leader, and its parent too.
+const escape = `
+: > pids
+export LOOP='trap "" TERM; echo $$ >> pids; while :; do sleep 0.01; done'
+setsid sh -c 'sh -c "$LOOP" & eval "$LOOP"' &
+while [ $(wc -l < pids) -lt 2 ]; do sleep 0.01; done
+`
+
+func (b *bench) TestIsolationStopEndsCgroup() {
+	spec, host := b.isolated("p", `trap 'exit 0' TERM;`+escape+`: > ready; while :; do sleep 0.01; done`)
+	spec.StopGrace = leaderGrace
+	st := b.startReady(spec)
+	if host.Cgroup == "" {
+		b.stop("p")
+		b.endEscaped()
+		return
+	}
+	if in, err := isolate.Members(spec.Isolation.Cgroup); err != nil || !slices.Contains(in, st.PID) || len(in) < 3 {
+		b.Errorf("cgroup holds %v, %v; want %d and two that left its session", in, err, st.PID)
+	}
+	b.stop("p")
+	b.wantGone(append(b.pids("pids"), st.PID)...)
+	b.wantNoCgroup(spec)
+}
+
+func (b *bench) TestIsolationCrashEndsCgroup() {
+	spec, host := b.isolated("p", `[ -e second ] && exec sleep 1000; : > second;`+escape+`: > ready; exit 1`)
+	b.startReady(spec)
+	st := b.await("p", "restarted", func(st runtime.Status) bool { return st.Restarts == 1 && st.Phase == runtime.Running })
+	if host.Cgroup == "" {
+		b.stop("p")
+		b.endEscaped()
+		return
+	}
+	b.wantGone(b.pids("pids")...)
+	if in, err := isolate.Members(spec.Isolation.Cgroup); err != nil || !slices.Equal(in, []int{st.PID}) {
+		b.Errorf("cgroup holds %v, %v; want %d alone", in, err, st.PID)
+	}
+	b.kill(st.PID)
+	b.stop("p")
+	b.wantNoCgroup(spec)
+}
+
+func (b *bench) TestIsolationSupervisorDies() {
+	spec, host := b.isolated("p", escape+`: > ready; while :; do sleep 0.01; done`)
+	spec.Restart.Policy = runtime.Never // another run would join the same cgroup
+	st := b.startReady(spec)
+	b.node.killSupervisor(b.T)
+	b.kill(st.PID) // what it leaves behind is found by the cgroup alone
+	b.await("p", "exited", exited)
+	if host.Cgroup == "" {
+		b.endEscaped()
+		return
+	}
+	b.wantGone(b.pids("pids")...)
+	b.wantNoCgroup(spec)
+}
+
+// endEscaped ends what a runtime cannot find without cgroups.
+func (b *bench) endEscaped() {
+	b.Helper()
+	for _, pid := range b.pids("pids") {
+		if !Alive(pid) {
+			b.Errorf("process %d was ended without a cgroup: the note about this gap is out of date", pid)
+			continue
+		}
+		b.kill(pid)
+	}
+}
+
+func (b *bench) wantNoCgroup(spec runtime.Spec) {
+	b.Helper()
+	if _, err := os.Stat(spec.Isolation.Cgroup); err == nil {
+		b.Errorf("cgroup %s is left behind", spec.Isolation.Cgroup)
+	}
+}
+
+// Limits hold where the host has their controllers; where it has not, the process runs without.
+func (b *bench) TestIsolationLimits() {
+	spec, host := b.isolated("p", `: > ready; exec sleep 1000`)
+	if host.Cgroup == "" {
+		if len(host.Limits) > 0 || !slices.ContainsFunc(host.Without, func(s string) bool { return strings.HasPrefix(s, "cgroup: ") }) {
+			b.Errorf("without cgroups the host offers limits %v, and says %q", host.Limits, host.Without)
+		}
+		b.startReady(spec)
+		return
+	}
+	spec.Isolation.CPU, spec.Isolation.Memory, spec.Isolation.PIDs = 1500, 512<<20, 64
+	b.startReady(spec)
+	for _, limit := range []struct{ controller, file, want string }{
+		{confine.CPU, "cpu.max", "150000 100000\n"},
+		{confine.Memory, "memory.max", "536870912\n"},
+		{confine.Memory, "memory.oom.group", "1\n"},
+		{confine.PIDs, "pids.max", "64\n"},
+	} {
+		said := slices.ContainsFunc(host.Without, func(s string) bool { return strings.HasPrefix(s, limit.controller+" limit: ") })
+		has := slices.Contains(host.Limits, limit.controller)
+		b.failIf(said == has, "%s: offered %t, said to be missing %t", limit.controller, has, said)
+		got, err := os.ReadFile(filepath.Join(spec.Isolation.Cgroup, limit.file))
+		if has && string(got) != limit.want || !has && !os.IsNotExist(err) {
+			b.Errorf("%s holds %q, %v; want %q if it is offered: %t", limit.file, got, err, limit.want, has)
+		}
+	}
+}

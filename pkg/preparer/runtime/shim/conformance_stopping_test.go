@@ -1,0 +1,100 @@
+package shim_test
+
+import (
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+)
+
+// The tests of this file are about being asked to end.
+
+func (b *bench) TestStopWithinGrace() {
+	st := b.startReady(b.script("p", `trap 'echo bye; exit 0' TERM; : > ready; while :; do sleep 0.01; done`))
+	b.stop("p")
+	b.wantGone(st.PID)
+	b.wantLog("p.log", strings.HasSuffix, "bye\n")
+	b.wantStopped("0")
+	b.stop("p") // again: nothing to do
+}
+
+func (b *bench) TestStopKillsAfterGrace() {
+	spec := b.script("p", `trap '' TERM; : > ready; while :; do sleep 0.01; done`)
+	spec.StopGrace = 300 * time.Millisecond
+	st := b.startReady(spec)
+	began := time.Now()
+	b.stop("p")
+	if took := time.Since(began); took < spec.StopGrace {
+		b.Errorf("stopped after %s, before its grace of %s", took, spec.StopGrace)
+	}
+	b.wantGone(st.PID)
+	b.wantStopped("-1 SIGKILL")
+}
+
+// leaderGrace is spent whole where somebody ignores the stop. A leader that does not needs some of it on a busy machine.
+const leaderGrace = 4 * time.Second
+
+func (b *bench) TestStopSignal() {
+	spec := b.script("p", `trap 'echo term; exit 1' TERM; trap 'echo int; exit 0' INT; : > ready; while :; do sleep 0.01; done`)
+	spec.StopSignal = "SIGINT"
+	b.startReady(spec)
+	b.node.killSupervisor(b.T) // a successor knows it too
+	b.stop("p")
+	b.wantLog("p.log", whole, "int\n") // the answer to SIGINT alone
+}
+
+// Grandchildren in the group of the leader, and one in a group of its own, which job control makes.
+const family = `
+sh -c 'trap "" TERM; echo $$ >> pids; while :; do sleep 0.01; done' &
+sh -c 'echo $$ >> pids; exec sleep 1000' &
+bash -c 'set -m; sh -c "trap \"\" TERM; echo \$\$ >> pids; while :; do sleep 0.01; done" & wait' &
+while [ $(wc -l < pids) -lt 3 ]; do sleep 0.01; done
+: > ready
+`
+
+func (b *bench) TestStopEndsGrandchildren() {
+	spec := b.script("p", `: > pids; trap 'exit 0' TERM;`+family+`while :; do sleep 0.01; done`)
+	spec.StopGrace = leaderGrace
+	st := b.startReady(spec)
+	b.stop("p")
+	b.wantGone(append(b.pids("pids"), st.PID)...)
+	b.wantStopped("0") // the leader's own
+}
+
+// A leader that ends at once does not take the grace away from those that still work.
+func (b *bench) TestStopGivesLeftoversTheGrace() {
+	b.startReady(b.script("p", `
+sh -c 'trap "sleep 0.3; echo drained > drained; exit 0" TERM; : > ready; while :; do sleep 0.01; done' &
+trap 'exit 0' TERM
+while :; do sleep 0.01; done`))
+	b.stop("p")
+	b.failIf(!b.exists("drained"), "a grandchild was killed within the grace")
+}
+
+func (b *bench) TestStopDuringBackoff() {
+	b.start(b.script("p", `echo $$ >> pid; exit 1`))
+	b.awaitPIDs(3)
+	b.stop("p")
+	runs := len(b.pids("pid"))
+	b.wantStopped("1")
+	// Another process starting shows that the runtime has been at work since.
+	b.startReady(b.script("other", `: > ready; exec sleep 1000`))
+	if now := len(b.pids("pid")); now != runs {
+		b.Errorf("%d runs after the stop", now-runs)
+	}
+}
+
+func (b *bench) TestStopUnknown() {
+	b.stop("nobody")
+	if err := b.Runtime.Remove(b.Context(), "nobody"); err != nil {
+		b.Errorf("remove: %v", err)
+	}
+}
+
+func (b *bench) TestCrashEndsGrandchildren() {
+	b.startReady(b.script("p", `
+[ -e second ] && exec sleep 1000
+: > second; : > pids;`+family+`exit 1`))
+	b.await("p", "restarted", func(st runtime.Status) bool { return st.Restarts == 1 && st.Phase == runtime.Running })
+	b.wantGone(b.pids("pids")...)
+}

@@ -1,0 +1,104 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/stub"
+	"github.com/rcfarm/rcfarm/pkg/wait"
+)
+
+// orphanGap is the shortest time between two searches for orphans to reap. A zombie costs a pid and nothing else.
+const orphanGap = 500 * time.Millisecond
+
+// family knows which children the supervisor started itself. Those are reaped by their run loops, at the right moment;
+// the orphans that a child subreaper inherits are reaped here. Nobody waits for "any child".
+type family struct {
+	mu  sync.Mutex
+	own map[int]struct{} // pids that are started and not reaped yet
+}
+
+// fork starts a stub with the given files as its descriptors from 0 on.
+func (f *family) fork(stdio [3]*os.File) (*child, *stub.Started, error) {
+	// Held across the fork, so that the reaper cannot see the child before it is known.
+	f.mu.Lock()
+	s, err := stub.Start(stdio, 0)
+	if err == nil {
+		f.own[s.PID] = struct{}{}
+	}
+	f.mu.Unlock()
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := f.identify(s.PID, s.PIDFD)
+	if err != nil {
+		s.Close() // nothing is recorded and nothing was sent, so it ends by itself; the reaper takes it
+		f.forget(s.PID)
+	}
+	return c, s, err
+}
+
+func (f *family) identify(pid, pidfd int) (*child, error) {
+	if pidfd < 0 {
+		return nil, errors.New("start a stub: this kernel has no pidfd; needs Linux 5.4")
+	}
+	st, err := proc.ReadStat(pid) // there is one, at least a zombie's: only we reap it
+	if err != nil {
+		_ = unix.Close(pidfd)
+		return nil, err
+	}
+	p, err := proc.New(pid, st.Start, true, pidfd)
+	return &child{p}, err
+}
+
+// forget tells the family that the pid was reaped, or that nobody else will do it.
+func (f *family) forget(pid int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.own, pid)
+}
+
+// reapOrphans runs until the context ends.
+func (f *family) reapOrphans(ctx context.Context, sc *proc.Scanner, log func(error)) {
+	died := make(chan os.Signal, 1)
+	signal.Notify(died, unix.SIGCHLD)
+	defer signal.Stop(died)
+	for more := true; more; more = wait.Pause(ctx, orphanGap) == nil {
+		select {
+		case <-died:
+			if err := f.reap(sc); err != nil {
+				log(err)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// reap waits for each zombie child that was not started here. Such a pid is not used again before that.
+func (f *family) reap(sc *proc.Scanner) error {
+	table, err := sc.Scan()
+	if err != nil {
+		return err
+	}
+	self := os.Getpid()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, st := range table {
+		if _, mine := f.own[st.PID]; mine || st.PPID != self || !st.Dead() {
+			continue
+		}
+		if _, err := unix.Wait4(st.PID, nil, unix.WNOHANG, nil); err != nil && !errors.Is(err, unix.ECHILD) && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("reap process %d: %w", st.PID, err)
+		}
+	}
+	return nil
+}

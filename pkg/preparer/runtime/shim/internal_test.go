@@ -1,0 +1,209 @@
+package shim
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
+)
+
+func TestRecords(t *testing.T) {
+	r := recordsIn(t.TempDir(), nil)
+	rec := record{Spec: runtime.Spec{ID: "a.b", Command: []string{"/x"}, Dir: "/", LogPath: "/l"}, Desired: wantRun, PID: 7}
+	if err := r.Save(rec); err != nil {
+		t.Fatal(err)
+	}
+	write := func(name, content string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(r.Dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("a.b.json.tmp", "{") // crashes before the content was put into place
+	write(".spare-9.tmp", "{") // of earlier versions
+	write("half.json", "{")
+	write("other.json", `{"spec":{"id":"x"},"desired":"run"}`)
+	write("future.json", `{"spec":{"id":"future"},"desired":"pause"}`)
+	good, bad, err := r.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(good) != 1 || good["a.b"].PID != 7 {
+		t.Errorf("read %+v, want the one that was saved", good)
+	}
+	for _, id := range []string{"half", "other", "future"} {
+		if bad[id] == nil {
+			t.Errorf("%s.json was not reported", id)
+		}
+	}
+	for _, name := range []string{"a.b.json.tmp", ".spare-9.tmp"} {
+		if _, err := os.Stat(filepath.Join(r.Dir, name)); !os.IsNotExist(err) {
+			t.Errorf("the unfinished file %s: %v", name, err)
+		}
+	}
+	for range 2 {
+		if err := r.Forget("a.b"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A process that cannot be found keeps none of the others from being kept.
+func TestOneFailedAdoption(t *testing.T) {
+	dir := t.TempDir()
+	r := recordsIn(filepath.Join(dir, stateName), nil)
+	if err := os.Mkdir(r.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	boot, err := proc.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := proc.ReadStat(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, pid := range map[string]int{"adrift": -5, "runs": self.PID, "stopped": 0} { // the kernel refuses the first
+		rec := record{
+			Spec: runtime.Spec{ID: id, Command: []string{"/x"}, Dir: "/", LogPath: "/l"}, Desired: wantRun, PID: pid, Start: self.Start, Boot: boot,
+		}
+		if pid == 0 {
+			rec.Desired = wantStop
+		}
+		if err := r.Save(rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := newSupervisor(Config{Dir: dir}.withDefaults())
+	if err != nil {
+		t.Fatalf("none of them is kept: %v", err)
+	}
+	defer s.close()
+	for id, want := range map[string]runtime.Phase{"adrift": runtime.Unknown, "runs": runtime.Running, "stopped": runtime.Stopped} {
+		if got, _ := s.procs[id].status(); got.Phase != want {
+			t.Errorf("%s is %s (%s), want %s", id, got.Phase, got.Message, want)
+		}
+	}
+	if _, err := s.procs["adrift"].recordStop(); err == nil {
+		t.Error("the stop of a process that nobody knows of was confirmed")
+	}
+
+	// It is kept as soon as it is found.
+	s.tend = func(func(ctx, recalled context.Context)) context.CancelFunc { return func() {} }
+	p := s.procs["adrift"]
+	p.rec.PID, p.rec.Start = self.PID, self.Start
+	p.takeOver(t.Context())
+	if got, _ := p.status(); got.Phase != runtime.Running || p.broken != nil {
+		t.Errorf("after it was found: %s, %v", got.Phase, p.broken)
+	}
+}
+
+// A change after a quiet time is told soon, those of a busy time together.
+func TestGap(t *testing.T) {
+	var s supervisor
+	now := time.Now()
+	for i, step := range []struct{ after, want time.Duration }{
+		{0, coalesce}, {busy, busy}, {2 * busy, busy}, {2*busy + 1, coalesce}, {1, busy},
+	} {
+		now = now.Add(step.after)
+		if got := s.gap(now); got != step.want {
+			t.Errorf("change %d waits %s, want %s", i, got, step.want)
+		}
+	}
+}
+
+// What a client makes of its earlier answer, whichever that is, and of what has changed since is what it would be told in full.
+func TestChangesOverABase(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := &supervisor{instance: newInstance(), procs: map[string]*process{}, wake: make(chan struct{})}
+		answer := func(base uint64) snapshot {
+			snap, changed := s.watch(context.Background(), 0, base)
+			if !changed {
+				t.Fatal("a watch from zero was not answered")
+			}
+			return snap
+		}
+		id := rapid.StringMatching("[a-e]")
+		answers := []snapshot{{}, {Cursor: s.instance + 1<<33, Processes: []runtime.Status{{Spec: runtime.Spec{ID: "of another supervisor"}}}}}
+		t.Repeat(map[string]func(*rapid.T){
+			"": func(t *rapid.T) {
+				full := answer(0)
+				base := rapid.SampledFrom(answers).Draw(t, "base")
+				if diff := cmp.Diff(full, answer(base.Cursor).over(base)); diff != "" {
+					t.Errorf("over %+v:\n%s", base, diff)
+				}
+				answers = append(answers, full)
+			},
+			"change": func(t *rapid.T) {
+				id := id.Draw(t, "id")
+				p := s.slot(id)
+				p.install(record{Spec: runtime.Spec{ID: id}, Desired: wantRun, PID: rapid.IntRange(1, 1<<20).Draw(t, "pid")}, runtime.Running, "")
+				if snap := answer(s.instance | uint64(s.version-1)); snap.Base != 0 && len(snap.Processes) != 1 {
+					t.Errorf("a change of one process was told as %+v", snap)
+				}
+			},
+			"slot":   func(t *rapid.T) { s.slot(id.Draw(t, "id")) },
+			"remove": func(t *rapid.T) { s.forget(id.Draw(t, "id")) },
+		})
+	})
+}
+
+// A supervisor that knows no base answers with everything.
+func TestFullAnswerOverABase(t *testing.T) {
+	var full snapshot
+	if err := json.Unmarshal([]byte(`{"processes":[{"spec":{"id":"b"}}],"cursor":9}`), &full); err != nil {
+		t.Fatal(err)
+	}
+	base := snapshot{Cursor: 8, Processes: []runtime.Status{{Spec: runtime.Spec{ID: "a"}}}}
+	if diff := cmp.Diff(full, full.over(base)); diff != "" {
+		t.Errorf("%s", diff)
+	}
+}
+
+// A log that is held up holds up no other one, and is not begun twice.
+func TestRotatorGoesOnBesideAStalledLog(t *testing.T) {
+	stalled, others := make(chan struct{}), make(chan string)
+	r := rotator{rotate: func(path string, _ int64, _ int) error {
+		if path == "stalled" {
+			<-stalled
+			return nil
+		}
+		others <- path
+		return nil
+	}}
+	for range 3 {
+		for _, path := range []string{"stalled", "a", "b"} {
+			r.begin(path, 1, 1, func(err error) { t.Error(err) })
+		}
+		if first, second := <-others, <-others; first == second {
+			t.Errorf("%s was rotated twice", first)
+		}
+		// Both are done before the next round, or it would take them for busy.
+		for busy := 2; busy > 1; {
+			busy = busyLogs(&r)
+			goruntime.Gosched()
+		}
+	}
+	close(stalled)
+	r.under.Wait()
+	if n := busyLogs(&r); n > 0 {
+		t.Errorf("%d are taken for busy", n)
+	}
+}
+
+func busyLogs(r *rotator) (n int) {
+	r.busy.Range(func(any, any) bool {
+		n++
+		return true
+	})
+	return n
+}

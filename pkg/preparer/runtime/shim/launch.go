@@ -1,0 +1,79 @@
+package shim
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/stub"
+)
+
+// stubTimeout bounds how long a stub may take to become its program. It has next to nothing to do: a stub that takes
+// longer is stopped or cannot read its binary.
+const stubTimeout = 30 * time.Second
+
+// openStdio opens what a program has as its descriptors from 0 on: nothing to read, and its log.
+func openStdio(spec runtime.Spec) (stdio [3]*os.File, err error) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return stdio, err
+	}
+	log, err := os.OpenFile(spec.LogPath, os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o640)
+	if err == nil {
+		err = logfile.Share(log, spec.Isolation)
+	}
+	stdio = [3]*os.File{null, log, log}
+	if err != nil {
+		closeStdio(stdio)
+		return stdio, fmt.Errorf("open log: %w", err)
+	}
+	logfile.MarkStart(log, time.Now())
+	return stdio, nil
+}
+
+func closeStdio(stdio [3]*os.File) { _, _ = stdio[0].Close(), stdio[1].Close() } // one that is nil says so
+
+// launch starts the program. Before the stub may become the program, its pid is on disk; if anything goes wrong on
+// the way, nothing of it runs when launch returns.
+func (p *process) launch() (*child, error) {
+	spec := p.current().Spec
+	stdio, err := openStdio(spec)
+	if err != nil {
+		return nil, err
+	}
+	c, started, err := p.sup.family.fork(stdio)
+	closeStdio(stdio)
+	if err != nil {
+		return nil, err
+	}
+	defer started.Close()
+	c.Cgroup = spec.Cgroup()
+	err = p.commit(runtime.Starting, "", func(r *record) {
+		r.PID, r.Start, r.Boot, r.StartedAt = c.PID, c.Start, p.sup.boot, time.Now().UTC()
+		r.Starts++
+	})
+	if err == nil {
+		order := stub.Order{Command: spec.Command, Env: spec.Env, Dir: spec.Dir, Isolation: spec.Isolation}
+		err = started.Release(order, time.Now().Add(stubTimeout))
+	}
+	if err != nil {
+		p.discard(c)
+		return nil, err
+	}
+	return c, nil
+}
+
+// discard ends a stub that did not become its program. Nobody else knows of it, so this need not be interruptible.
+func (p *process) discard(c *child) {
+	_ = unix.Kill(-c.PID, unix.SIGKILL)
+	_ = c.Wait(context.Background())
+	c.status("")
+	p.sup.family.forget(c.PID)
+	c.Close()
+	p.removeCgroup(c)
+}

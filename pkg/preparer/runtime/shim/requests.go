@@ -1,0 +1,157 @@
+package shim
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+)
+
+// byHand is what to do about a process whose state cannot be read: it may run, and nothing is known that could end it.
+const byHand = "make sure that nothing of it runs, remove its state file and end the supervisor with SIGTERM: another one is started"
+
+// slot returns the process of an id, a new one without a record if there is none.
+func (s *supervisor) slot(id string) *process {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, ok := s.procs[id]
+	if !ok {
+		p = &process{sup: s, phase: runtime.Starting}
+		s.procs[id] = p
+	}
+	return p
+}
+
+// find returns the process of an id, nil if there is none.
+func (s *supervisor) find(id string) *process {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.procs[id]
+}
+
+// start accepts a process; its run loop starts it. One that is just being stopped is started again after that.
+func (s *supervisor) start(ctx context.Context, spec runtime.Spec) error {
+	if err := spec.Validate(); err != nil {
+		return err
+	}
+	for {
+		retry, err := s.slot(spec.ID).accept(ctx, spec)
+		if retry == nil {
+			return err
+		}
+		select {
+		case <-retry:
+		case <-ctx.Done():
+			return errLeaving
+		}
+	}
+}
+
+// accept records the spec and starts the run loop. A channel that comes back says when to try again.
+func (p *process) accept(ctx context.Context, spec runtime.Spec) (retry <-chan struct{}, err error) {
+	p.op.Lock()
+	defer p.op.Unlock()
+	now := p.current()
+	switch {
+	case ctx.Err() != nil:
+		return nil, errLeaving
+	case p.broken != nil:
+		return nil, fmt.Errorf("%w; %s", p.broken, byHand)
+	case p.removed:
+		again := make(chan struct{})
+		close(again)
+		return again, nil
+	case !p.known():
+	case !now.Spec.Same(spec):
+		return nil, fmt.Errorf("start %s: %w", spec.ID, runtime.ErrExists)
+	case now.Desired == wantRun:
+		return nil, nil
+	case !closed(p.ended):
+		return p.ended, nil
+	}
+	err = p.commit(runtime.Starting, "", func(r *record) { *r = record{Spec: spec, Desired: wantRun, Boot: p.sup.boot, LastExit: r.LastExit} })
+	if err != nil {
+		return nil, err
+	}
+	p.begin(nil)
+	return nil, nil
+}
+
+// stop returns nil when nothing of the process runs and nothing will start it.
+func (s *supervisor) stop(ctx context.Context, id string) error {
+	p := s.find(id)
+	if p == nil {
+		return nil
+	}
+	ended, err := p.recordStop()
+	if ended == nil {
+		return err
+	}
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		return errLeaving
+	}
+	// A run loop also returns, with the process running, when the supervisor leaves.
+	if ctx.Err() != nil {
+		return errLeaving
+	}
+	return nil
+}
+
+// recordStop makes the wish durable before anything is done about it. The channel that comes back is closed when the
+// run loop has returned.
+func (p *process) recordStop() (ended <-chan struct{}, err error) {
+	p.op.Lock()
+	defer p.op.Unlock()
+	switch {
+	case p.broken != nil:
+		return nil, fmt.Errorf("%w; %s", p.broken, byHand)
+	case p.removed, !p.known():
+		return nil, nil
+	case p.stopping():
+		return p.ended, nil
+	}
+	if err := p.commit(runtime.Stopping, "", func(r *record) { r.Desired = wantStop }); err != nil {
+		return nil, err
+	}
+	p.recall()
+	return p.ended, nil
+}
+
+// remove forgets a stopped or exited process.
+func (s *supervisor) remove(id string) error {
+	p := s.find(id)
+	if p == nil {
+		return nil
+	}
+	p.op.Lock()
+	defer p.op.Unlock()
+	switch {
+	case p.broken != nil:
+		return fmt.Errorf("%w; %s", p.broken, byHand)
+	case p.removed:
+		return nil
+	case p.known():
+		if now := p.current(); now.Done {
+			<-p.ended // the run loop has nothing left to do
+		} else if now.Desired != wantStop || !closed(p.ended) {
+			return fmt.Errorf("remove %s: %w", id, runtime.ErrNotStopped)
+		}
+		if err := s.records.Forget(id); err != nil {
+			return err
+		}
+	}
+	p.removed = true
+	s.forget(id)
+	return nil
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
