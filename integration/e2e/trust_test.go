@@ -157,7 +157,7 @@ func (e *env) signersFile() string { return filepath.Join(e.dir, "allowed_signer
 
 // key is an SSH key of the tests of pkg/preparer/trust.
 func (e *env) key(kind string) string {
-	return filepath.Join(e.root, "pkg", "trust", "testdata", "key_"+kind)
+	return filepath.Join(e.root, "pkg", "preparer", "trust", "testdata", "key_"+kind)
 }
 
 // write replaces a file in one step, so that nobody reads half of it.
