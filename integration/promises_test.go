@@ -118,11 +118,12 @@ func TestCitedPromisesExist(t *testing.T) {
 // tree is what docs/promises.md may name.
 type tree struct {
 	packages, tests, scenarios, rules, targets map[string]bool
+	declared                                   map[string]bool // each as package.name, without those of tests
 }
 
 func newTree(t *testing.T) *tree {
 	t.Helper()
-	have := &tree{map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}}
+	have := &tree{map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}}
 	var checker []*ast.File
 	sources(t, func(path, text string) {
 		dir := filepath.Dir(path)
@@ -150,9 +151,53 @@ func newTree(t *testing.T) *tree {
 			checker = append(checker, file)
 		}
 		have.packages[filepath.Base(dir)] = true
+		if strings.HasPrefix(path, "pkg"+string(filepath.Separator)) && !strings.HasSuffix(path, "_test.go") {
+			for _, name := range declared(t, path, text) {
+				have.declared[filepath.Base(dir)+"."+name] = true
+			}
+		}
 	})
 	have.rules = rulesOf(checker)
 	return have
+}
+
+// declared returns the names that a file declares for its package: functions, methods, types, fields, variables and constants.
+func declared(t *testing.T, path, text string) (names []string) {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	add := func(found ...*ast.Ident) {
+		for _, name := range found {
+			names = append(names, name.Name)
+		}
+	}
+	fields := func(list *ast.FieldList) {
+		for _, f := range list.List {
+			add(f.Names...)
+		}
+	}
+	for _, d := range file.Decls {
+		if f, ok := d.(*ast.FuncDecl); ok {
+			add(f.Name)
+			continue
+		}
+		ast.Inspect(d, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.TypeSpec:
+				add(n.Name)
+			case *ast.ValueSpec:
+				add(n.Names...)
+			case *ast.StructType:
+				fields(n.Fields)
+			case *ast.InterfaceType:
+				fields(n.Methods)
+			}
+			return true
+		})
+	}
+	return names
 }
 
 // rulesOf returns the rules of the checker, each as its promise and its name: what it calls violated with. A test of its own sees to it
@@ -207,24 +252,29 @@ func (have *tree) has(name string) bool {
 	return have.tests[name]
 }
 
-// Every entry of docs/promises.md says which packages keep it and which tests fail when it is broken, and all of these exist.
+// Every entry of docs/promises.md says which packages keep it, what of them does, and which tests fail when it is broken, and all of these exist.
 func TestPromisesNameTheirTests(t *testing.T) {
 	t.Parallel()
 	have := newTree(t)
 	if len(have.rules) < 40 || len(have.scenarios) < 60 || len(have.tests) < 1000 {
 		t.Fatalf("found %d rules, %d scenarios and %d tests", len(have.rules), len(have.scenarios), len(have.tests))
 	}
-	aside := regexp.MustCompile(`\([^)]*\)`)
+	where := regexp.MustCompile("`([^`]+)`(?: \\(([^)]*)\\))?") // a package, and what of it
 	for code, text := range entries(t) {
 		_, kept, ok := strings.Cut(text, "\n**Kept in** ")
 		kept, shown, alsoOK := strings.Cut(kept, "\n**Shown by** ")
 		if !ok || !alsoOK || !strings.Contains(text, "\n**Bounds.** ") || !strings.Contains(text, "\n**What could break it.** ") {
 			t.Errorf("%s: an entry has Bounds, What could break it, Kept in and Shown by, each on a line of its own", code)
 		}
-		packages := matches("`([^`]+)`", aside.ReplaceAllString(kept, ""))
-		for _, name := range packages {
-			if !have.packages[name] {
-				t.Errorf("%s: there is no package %s, which should keep it", code, name)
+		packages := where.FindAllStringSubmatch(kept, -1)
+		for _, p := range packages {
+			if !have.packages[p[1]] {
+				t.Errorf("%s: there is no package %s, which should keep it", code, p[1])
+			}
+			for _, name := range matches("`([A-Za-z0-9]+)`", p[2]) {
+				if !have.declared[p[1]+"."+name] {
+					t.Errorf("%s: package %s has no %s, which should keep it", code, p[1], name)
+				}
 			}
 		}
 		tests := 0
