@@ -75,18 +75,18 @@ func (p *Preparer) stopSilent(now proc.Moment) (shortest, due time.Duration) {
 
 // mustNotRun reports whether the pod must not run, because its manifest says that it does not without Consul or because the
 // node's name is lost, and says so.
-func (w *worker) mustNotRun(rec *Record) (held bool, err error) {
+func (w *worker) mustNotRun(rec *Record) (suspended bool, err error) {
 	after := stopAfter(rec.Installed.Decode())
 	now, err := proc.Now()
-	w.pods.do(func() { // all of it at once, so that an intent that is read now either decides or finds it held
+	w.pods.do(func() { // all of it at once, so that an intent that is read now either decides or finds it suspended
 		if after != proc.Never || w.nameless(rec) {
 			if err != nil {
 				return
 			}
 			w.contact.Changed.Raise() // the note of the last contact may be needed from now on
-			held = !w.connectivityOf(w.e, now).MayRun(after)
+			suspended = !w.connectivityOf(w.e, now).MayRun(after)
 		}
-		if err = nil; !held {
+		if err = nil; !suspended {
 			w.pods.enter(w.e, Freed)
 			return
 		}
@@ -95,7 +95,7 @@ func (w *worker) mustNotRun(rec *Record) (held bool, err error) {
 		}
 		w.pods.enter(w.e, Barred)
 	})
-	return held, err
+	return suspended, err
 }
 
 // nameless reports whether the pod is one that the loss of the node's name has stopped, or is to.
@@ -103,7 +103,7 @@ func (w *worker) nameless(rec *Record) bool {
 	return !w.e.id.Local() && (w.name.Lost() || rec.AwaitsIntent)
 }
 
-// without says what a pod that is held back lacks.
+// without says what a pod that is suspended lacks.
 func (w *worker) without(rec *Record) string {
 	if w.nameless(rec) {
 		return "without the node's name"
@@ -112,7 +112,7 @@ func (w *worker) without(rec *Record) string {
 }
 
 // errSuspended says that a pod does not run, and that nothing needs to be done about it.
-var errSuspended = errors.New("held back until Consul is in touch")
+var errSuspended = errors.New("suspended until Consul is in touch")
 
 // suspend stops what runs of a pod that must not, and returns errSuspended when nothing runs.
 func (w *worker) suspend(ctx context.Context, rec *Record) error {

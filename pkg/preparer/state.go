@@ -15,7 +15,7 @@ const (
 	Behind    PodState = "behind"    // what it should be and what runs of it differ, or were not compared yet
 	Up        PodState = "up"        // the processes of the installed version were started, so that its services may be registered
 	Spent     PodState = "spent"     // likewise, and it runs at most once: it is not started again, and nobody saw how it ended
-	Suspended PodState = "held"      // it must not run before its intent is read again
+	Suspended PodState = "suspended" // it must not run before its intent is read again
 	Stopping  PodState = "stopping"  // a stop was accepted
 	Stopped   PodState = "stopped"   // nothing of it runs, and that is on the disk
 	Collected PodState = "collected" // and nothing is left of it but a tombstone, and volumes
@@ -64,7 +64,7 @@ var steps = []step{
 	{alive, Ran, Spent, "what is gone is not started again"},
 
 	{append(alive[:3:3], Suspended), Barred, Suspended, "it may run elsewhere"},
-	{alive, Freed, "", "it was not held"},
+	{alive, Freed, "", "it was not suspended"},
 	{[]PodState{Suspended}, Freed, Behind, "its intent was read again"},
 
 	{[]PodState{Stopping}, Buried, Stopped, "a stop is confirmed by what is on the disk (P5)"},
