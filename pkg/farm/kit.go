@@ -18,7 +18,7 @@ type ReplicationControllerStore interface {
 	Reads
 	Lists
 	Writes
-	Tenancy
+	Ownership
 	// ReadEarly reads all that a pass expects to need in one round trip.
 	ReadEarly(ctx context.Context, e store.Expected) *store.Early
 	TripBreaker(ctx context.Context, index uint64, b store.Breaker, a store.Audit) error
@@ -51,8 +51,9 @@ type Writes interface {
 	MakeMarks(ctx context.Context, drops, stops []string) error
 }
 
-// Tenancy is what an owner does with the lock of its controller, and with the record that goes along.
-type Tenancy interface {
+// Ownership is what an owner does with its controller as a whole: it moves the fence, gives the lock up, removes what a deleted
+// controller leaves, and takes the controller away from a rollout that is not in charge any more.
+type Ownership interface {
 	Bump(ctx context.Context, f store.Fence) (store.Fence, error)
 	Release(ctx context.Context, rcID string, f store.Fence) error
 	Abandon(ctx context.Context, rcID string, f store.Fence) error
@@ -79,7 +80,7 @@ type kit struct {
 	reads  Reads
 	lists  Lists
 	writes Writes
-	lock   Tenancy
+	lock   Ownership
 	early  interface {
 		ReadEarly(ctx context.Context, e store.Expected) *store.Early
 	}

@@ -20,7 +20,7 @@ func (c adoption) adopt() {
 	})
 	for i := range orphans {
 		o := &orphans[i]
-		if c.touched[o.Identity] {
+		if c.changed[o.Identity] {
 			continue
 		}
 		p := c.s.find(o.Identity)

@@ -15,7 +15,7 @@ import (
 func Compute(s *Snapshot) Plan {
 	slices.SortFunc(s.Pods, func(a, b Pod) int { return a.Identity.Compare(b.Identity) })
 	s.lost, s.chosen = lostMachines(s), map[pod.Identity]string{}
-	d := &draft{s: s, limits: limitsOf(s), touched: map[pod.Identity]bool{}, stopped: map[pod.Identity]bool{}}
+	d := &draft{s: s, limits: limitsOf(s), changed: map[pod.Identity]bool{}, stopped: map[pod.Identity]bool{}}
 	room := newRoom(d)
 	left, moving := departures{d}, moves{room}
 	lost, draining := losses{moving}, &drains{moves: moving}
@@ -54,7 +54,7 @@ type draft struct {
 	s        *Snapshot
 	limits   limits
 	plan     Plan
-	touched  map[pod.Identity]bool
+	changed  map[pod.Identity]bool
 	stopped  map[pod.Identity]bool // by this very plan
 	blocked  string                // why a drain or an upgrade does not go on
 	withheld int                   // pods that are not stopped because of the breaker
@@ -64,13 +64,13 @@ type draft struct {
 }
 
 // open yields the pods that the plan has not changed yet.
-func (c *draft) open() iter.Seq[*Pod] { return c.untouched(c.s.all()) }
+func (c *draft) open() iter.Seq[*Pod] { return c.unchanged(c.s.all()) }
 
 // openRunning is open for pods that are meant to run.
-func (c *draft) openRunning() iter.Seq[*Pod] { return c.untouched(c.s.running()) }
+func (c *draft) openRunning() iter.Seq[*Pod] { return c.unchanged(c.s.running()) }
 
-func (c *draft) untouched(pods iter.Seq[*Pod]) iter.Seq[*Pod] {
-	return where(pods, func(p *Pod) bool { return !c.touched[p.Identity] })
+func (c *draft) unchanged(pods iter.Seq[*Pod]) iter.Seq[*Pod] {
+	return where(pods, func(p *Pod) bool { return !c.changed[p.Identity] })
 }
 
 // mayStop reports whether anything may be asked to stop now. While the nodes have not said what they run, a pod that looks
@@ -98,14 +98,14 @@ func (c *draft) add(ch Change) {
 			ch.needsDead(c.s.death(in.Node))
 		}
 	}
-	c.touched[ch.Identity] = true
+	c.changed[ch.Identity] = true
 	c.plan.Changes = append(c.plan.Changes, ch)
 }
 
 // placeElsewhere asks for another node for a pod.
 func (c *draft) placeElsewhere(id pod.Identity) {
 	c.plan.Adds = append(c.plan.Adds, id)
-	c.touched[id] = true
+	c.changed[id] = true
 }
 
 // block says why a drain or an upgrade does not go on; what was said first stays.

@@ -57,7 +57,7 @@ func (c departures) forget() {
 			c.plan.Answered = append(c.plan.Answered, r.ID)
 			c.plan.Void = append(c.plan.Void, Void{Request: r.ID, Node: r.Node, Reason: fmt.Sprintf(
 				"request %s to forget %s.%d on %s is void: %s", r.ID, r.Pod.Role, r.Pod.Index, r.Node, r.void())})
-		case !c.touched[p.Identity]:
+		case !c.changed[p.Identity]:
 			c.forgetCopy(p, r)
 		}
 	}

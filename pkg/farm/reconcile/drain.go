@@ -74,7 +74,7 @@ func (c *drains) transfer() {
 		inUse += copies(c.s, p)
 		_, occupied := c.occupied(p)
 		busy = busy || occupied
-		if p.RunState != pod.Running || c.touched[p.Identity] {
+		if p.RunState != pod.Running || c.changed[p.Identity] {
 			continue
 		}
 		if c.s.available(p) {

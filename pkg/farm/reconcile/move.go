@@ -76,7 +76,7 @@ func (c losses) markGhosts() {
 		}
 		switch {
 		case !changed:
-		case !c.touched[p.Identity]:
+		case !c.changed[p.Identity]:
 			c.add(ch)
 		default:
 			c.markInstead(ch)

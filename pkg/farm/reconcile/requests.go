@@ -20,7 +20,7 @@ func (c *draft) release() (left map[string]bool) {
 			c.waiting = true // its node may not have said yet that it runs there
 			continue
 		}
-		if c.touched[l.Pod] {
+		if c.changed[l.Pod] {
 			continue
 		}
 		ch := Change{

@@ -21,7 +21,7 @@ type scaling struct {
 func (c *scaling) scale() {
 	available, inUse := 0, 0
 	for p := range c.s.all() {
-		if c.s.counting(p) && !c.touched[p.Identity] {
+		if c.s.counting(p) && !c.changed[p.Identity] {
 			available++
 		}
 		// A stop that hangs on a node without a preparer must not keep others from being placed.
@@ -76,7 +76,7 @@ func (c *scaling) remove(pods []*Pod, n int, spare *int, reason string) {
 			n-- // for another reason, but it goes
 			continue
 		}
-		if c.touched[p.Identity] || r.counts && *spare <= 0 {
+		if c.changed[p.Identity] || r.counts && *spare <= 0 {
 			if r.counts && c.s.hasCompanions() {
 				c.awaits(fmt.Sprintf("%s.%d is not stopped: of all revisions of %s %d pods must stay available", p.Role, p.Identity.Index, c.s.RC.Service.Name, c.limits.least))
 			}
@@ -140,7 +140,7 @@ func (c *scaling) place(role string, n int, room *int) {
 		}
 	}
 	// What was adopted in this very plan takes its index too.
-	for id := range c.touched {
+	for id := range c.changed {
 		if id.Role == role {
 			used[id.Index] = true
 		}
@@ -181,7 +181,7 @@ func (c upgrades) upgrade() {
 			available++
 		}
 		switch {
-		case c.touched[p.Identity]:
+		case c.changed[p.Identity]:
 			waiting = true
 		case to.back && p.Digest != c.s.RC.ManifestDigest && !(p.Digest == to.digest && p.Switching):
 			continue // it has what it should
