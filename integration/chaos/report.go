@@ -176,7 +176,7 @@ func (r *report) print() {
 	fmt.Printf("judged: %d entries of the Raft log, %d changes of records, %d restored snapshots, the breaker tripped %d times\n",
 		r.Judgement.Entries, r.Judgement.Transactions, r.Judgement.Restores, r.Judgement.Trips)
 	if r.Judgement.Restores > 0 {
-		fmt.Println("after a restore the nonce was new within", r.Judgement.RenewedAfter.Round(time.Millisecond))
+		fmt.Println("after a restore the epoch was new within", r.Judgement.RenewedAfter.Round(time.Millisecond))
 	}
 	if n := r.Judgement.Wipes; n > 0 {
 		fmt.Printf("everything was deleted %d times; what ran was found again within %s\n", n, r.Judgement.AdoptedAfter.Round(time.Millisecond))

@@ -458,7 +458,7 @@ func TestTheEpochAfterARestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	if after := j.result.RenewedAfter; after.Round(time.Second) != 3*time.Second {
-		t.Errorf("the nonce was new within %s", after)
+		t.Errorf("the epoch was new within %s", after)
 	}
 }
 

@@ -172,7 +172,7 @@ func restore(e *env) {
 	e.within(limit/4, func() error {
 		now, err := e.store.EnsureSchema(e.t.Context())
 		if err == nil && now.Value.Epoch <= schema.Value.Epoch {
-			err = errors.New("the farm has not renewed the nonce")
+			err = errors.New("the farm has not renewed the epoch")
 		}
 		return err
 	})
@@ -352,7 +352,7 @@ func twoFirstFarms(e *env) {
 	}
 	for name, n := range e.nodes() {
 		if n.Value.Epoch != schema.Value.Epoch {
-			e.t.Errorf("%s has nonce %s, the cluster %s", name, n.Value.Epoch, schema.Value.Epoch)
+			e.t.Errorf("%s has epoch %s, the cluster %s", name, n.Value.Epoch, schema.Value.Epoch)
 		}
 	}
 	e.oneCopyEach()

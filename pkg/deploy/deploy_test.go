@@ -217,7 +217,7 @@ func TestDraftsThatAreRefused(t *testing.T) {
 		},
 		"the name is taken":         func(t *testing.T, w *world, _ *record.Draft) { w.put(t, w.Store.Keys().Names.Key("web-r1"), "x") },
 		"another rollout":           func(t *testing.T, w *world, d *record.Draft) { w.put(t, w.Store.Keys().Rollouts.Key("web"), d.Rollout) },
-		"another nonce":             func(_ *testing.T, _ *world, d *record.Draft) { d.Rollout.Epoch = "x" },
+		"another epoch":             func(_ *testing.T, _ *world, d *record.Draft) { d.Rollout.Epoch = "x" },
 		"a controller that is gone": func(_ *testing.T, _ *world, d *record.Draft) { d.Change = append(d.Change, rc.RC{ID: "x"}) },
 		"a lock is held": func(t *testing.T, w *world, _ *record.Draft) {
 			lock(t, w.Store.Keys().RolloutLocks.Key("web"))

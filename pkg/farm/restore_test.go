@@ -89,7 +89,7 @@ func testOldRestore(t *testing.T) {
 		}
 		schema, err := c.store.Schema.Get(t.Context(), store.Default)
 		if err != nil || schema.Value.Epoch <= old.Epoch {
-			return fmt.Errorf("the nonce was not renewed: %w", err)
+			return fmt.Errorf("the epoch was not renewed: %w", err)
 		}
 		placements, corrupt, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 		if err = errors.Join(append(corrupt, err)...); err != nil {
@@ -235,7 +235,7 @@ func TestAMachineThatIsReplacedIsNoReturnInTime(t *testing.T) {
 		stop = c.replaced("n2")
 		consultest.Eventually(t, soon, func() error {
 			if rec, err := c.store.Nodes.Get(t.Context(), store.Consistent, "n2"); err != nil || rec.Value.Epoch != schema.Value.Epoch {
-				return fmt.Errorf("n2 is not back with the nonce: %+v, %w", rec.Value, err)
+				return fmt.Errorf("n2 is not back with the epoch: %+v, %w", rec.Value, err)
 			}
 			return nil
 		})

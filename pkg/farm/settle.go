@@ -59,7 +59,7 @@ func (f *Farm) settle(ctx context.Context) error {
 				f.enqueueOwned(func(*ReplicationController) bool { return true }) // their statuses say why they wait
 			}
 			if reason == "" {
-				f.log.WithField("nonce", schema.Epoch).Info("every living node has reported")
+				f.log.WithField("epoch", schema.Epoch).Info("every living node has reported")
 				f.enqueueOwned(func(*ReplicationController) bool { return true })
 			}
 		}

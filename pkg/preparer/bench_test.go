@@ -352,7 +352,7 @@ func (b *bench) epoch() string {
 func (b *bench) awaitServing() node.Node {
 	b.t.Helper()
 	epoch := b.epoch()
-	return b.awaitNode("lock and nonce", func(n node.Node, session string) bool { return session != "" && n.Epoch == epoch })
+	return b.awaitNode("lock and epoch", func(n node.Node, session string) bool { return session != "" && n.Epoch == epoch })
 }
 
 // procs returns what the supervisor has of a pod.

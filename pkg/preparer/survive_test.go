@@ -104,7 +104,7 @@ func TestWipe(t *testing.T) {
 	epoch := b.epoch() // a new one
 	n := b.awaitNode("two orphans", func(n node.Node, session string) bool {
 		if n.Epoch == epoch && len(n.Orphans) != 2 {
-			t.Errorf("the nonce was echoed with the orphans %+v", n.Orphans)
+			t.Errorf("the epoch was echoed with the orphans %+v", n.Orphans)
 		}
 		return session != "" && n.Epoch == epoch
 	})

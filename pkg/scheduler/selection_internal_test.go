@@ -186,7 +186,7 @@ func TestSelectByVersion(t *testing.T) {
 		t.Errorf("n2 is not tried first: %+v, %v", e, err)
 	}
 	if e, err := b.Select(Query{Epoch: "next", Nodes: third, Version: v3}); err != nil || len(e.Groups) != 0 || e.Others[NotSettled] != 2 {
-		t.Errorf("nodes that have not seen the nonce: %+v, %v", e, err)
+		t.Errorf("nodes that have not seen the epoch: %+v, %v", e, err)
 	}
 	b.Between = nil
 	if e, err := b.Select(Query{Epoch: "next", Nodes: first, Version: v1}); err != nil || e.Others[NotSettled] != 2 {

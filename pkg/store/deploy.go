@@ -111,7 +111,7 @@ func (s *Deployments) DeployDraft(ctx context.Context, d *record.Draft, audit Au
 			return fmt.Errorf("read schema: %w", err)
 		}
 		if schema.Value.Epoch != d.Rollout.Epoch {
-			return fmt.Errorf("service %s: the cluster has another nonce since the plan was made: %w", d.Service, ErrConflict)
+			return fmt.Errorf("service %s: the cluster has another epoch since the plan was made: %w", d.Service, ErrConflict)
 		}
 		return s.Deploy(ctx, Deploy{
 			Rollout: Rec[rollout.Record]{Value: *d.Rollout, Index: seen.RolloutAt}, RCs: rcs, SchemaIndex: schema.Index, Manifests: manifests, Besides: ops, Audit: audit,

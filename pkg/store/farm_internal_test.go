@@ -93,7 +93,7 @@ func TestOneFarmRenewsTheEpochAndLeavesAnAuditRecord(t *testing.T) {
 	all.Wait()
 	after, err := farms[0].Schema.Get(t.Context(), Default)
 	if err != nil || after.Value.Epoch <= before.Value.Epoch {
-		t.Fatalf("nonce %s after %s, %v", after.Value.Epoch, before.Value.Epoch, err)
+		t.Fatalf("epoch %s after %s, %v", after.Value.Epoch, before.Value.Epoch, err)
 	}
 	want := fmt.Sprintf("schema.nonce: %s -> %s, as the store went back in time", before.Value.Epoch, after.Value.Epoch)
 	got := audited(t, farms[0])
@@ -122,10 +122,10 @@ func TestAnUnknownEpochIsRenewed(t *testing.T) {
 	}
 	second := epoch()
 	if second <= first {
-		t.Errorf("nonce %s after %s", second, first)
+		t.Errorf("epoch %s after %s", second, first)
 	}
 	if err := farm.RenewEpoch(t.Context(), first); err != nil || epoch() != second {
-		t.Errorf("nonce %s after %s, %v; want it left alone", epoch(), second, err)
+		t.Errorf("epoch %s after %s, %v; want it left alone", epoch(), second, err)
 	}
 }
 

@@ -85,7 +85,7 @@ func TestOrphansAreWrittenOnce(t *testing.T) {
 		t.Errorf("pages that vanished: %+v, %v", said, err)
 	}
 	if said := tell(t, session, "n1", many(400)); said.Edition == first.Edition {
-		t.Error("another nonce, and the pages are the same")
+		t.Error("another epoch, and the pages are the same")
 	}
 }
 

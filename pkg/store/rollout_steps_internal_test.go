@@ -192,7 +192,7 @@ func TestAStepIsRefused(t *testing.T) {
 			t.Helper()
 			return touch(t, farm, farm.keys.Breaker.Key())
 		},
-		"the nonce is new": func(t *testing.T, farm *FarmSession, _ Fence, v *RolloutView) error {
+		"the epoch is new": func(t *testing.T, farm *FarmSession, _ Fence, v *RolloutView) error {
 			t.Helper()
 			return farm.RenewEpoch(t.Context(), v.Schema.Value.Epoch)
 		},

@@ -27,7 +27,7 @@ type Schema struct {
 // Check refuses a format that this build does not know.
 func (s *Schema) Check() error {
 	if s.FormatVersion != FormatVersion || s.Epoch == "" {
-		return fmt.Errorf("format version %d and nonce %q; this build knows version %d", s.FormatVersion, s.Epoch, FormatVersion)
+		return fmt.Errorf("format version %d and epoch %q; this build knows version %d", s.FormatVersion, s.Epoch, FormatVersion)
 	}
 	return nil
 }
