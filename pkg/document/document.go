@@ -1,4 +1,5 @@
-// Package document reads one document that people write, YAML or JSON, strictly.
+// Package document reads one document that people write, YAML or JSON, strictly. rcctl, inspect and trust policies
+// read with it; what cannot be read is refused with its place (P9).
 package document
 
 import (

@@ -1,5 +1,6 @@
 // Package farm is the loop that owns replication controllers: it claims their locks, watches what may have changed, and
-// carries out what reconcile decides. Start reading at Farm.Start.
+// carries out what reconcile decides. app runs one under each session. Only the owner of a controller changes its pods (P1), and whoever
+// comes next goes on from the records (P7). Start reading at Farm.Start.
 package farm
 
 import (

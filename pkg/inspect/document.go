@@ -118,7 +118,7 @@ func drop[T any](value **T, name string, filledIn []string) {
 	}
 }
 
-// shownRC is a document as rcctl rc get prints it, in either format: what the user wishes, and the rest.
+// shownRC is a document as rcctl rc get prints it, in either format: what the user asks for, and the rest.
 type shownRC struct {
 	rc.Spec
 	Manifest  *manifest.Manifest `json:"manifest"` // what -o json calls the pod

@@ -164,7 +164,7 @@ func (s *Spec) validateGroups(errs *field.Errors) {
 	}
 }
 
-// Apply writes the document's wishes over a record. The caller sets identity, generation and author.
+// Apply writes what the document asks for over a record. The caller sets identity, generation and author.
 func (s *Spec) Apply(r *RC, manifestDigest string) {
 	r.Name, r.Labels, r.ManifestDigest = s.Name, s.Labels, manifestDigest
 	r.NodeSelector, r.PodLabels = strings.TrimSpace(s.NodeSelector), s.PodLabels

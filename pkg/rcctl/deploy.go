@@ -116,7 +116,7 @@ func carryOut(c *cli.Context, std *stdio, s *conn, all []*planned) error {
 	return errors.Join(errs...)
 }
 
-// run writes one plan.
+// start writes one plan.
 func start(ctx context.Context, std *stdio, s *conn, p *planned) error {
 	if p.plan.Empty() {
 		return nil

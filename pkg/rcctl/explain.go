@@ -49,7 +49,7 @@ func runExplain(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) err
 	})
 }
 
-// situation reads everything that has to do with a controller. Records that cannot be read are left out and returned.
+// situationOf reads everything that has to do with a controller. Records that cannot be read are left out and returned.
 func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, corrupt []error, err error) {
 	o, err := s.observe(ctx, r.ID)
 	if err != nil {

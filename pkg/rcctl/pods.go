@@ -210,7 +210,7 @@ func (s *conn) placements(ctx context.Context, rcID string, level store.Level) (
 }
 
 // podViews joins what --rc, --node and --selector choose; the selector is one of pods. A command whose -l selects something else
-// reads AllPlacements, AllRealities and allNames itself.
+// reads placements, realities and allNames itself.
 func (s *conn) podViews(c *cli.Context) (views []inspect.PodView, bad []error, err error) {
 	names, rcID, bad, err := s.rcNames(c)
 	if err != nil {

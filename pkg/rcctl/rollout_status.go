@@ -63,7 +63,7 @@ func writeRollout(w io.Writer, v *inspect.RolloutView, now time.Time) error {
 	return nil
 }
 
-// rolloutView reads a rollout, its revisions and their pods. A service without one is notFoundf.
+// viewRollout reads a rollout, its revisions and their pods. A service without one is notFoundf.
 func viewRollout(ctx context.Context, s *conn, service string) (*inspect.RolloutView, error) {
 	r, err := s.rollout(ctx, service)
 	if err != nil {

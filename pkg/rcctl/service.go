@@ -73,7 +73,7 @@ type deployer struct {
 	about   string // printed before the plan, if anything
 }
 
-// deployer reads the flags of planFlags, and what plans need to see of the cluster. Unreadable records are told on standard error.
+// newDeployer reads the flags of planFlags, and what plans need to see of the cluster. Unreadable records are told on standard error.
 func newDeployer(c *cli.Context, std *stdio, s *conn) (*deployer, error) {
 	strategy := c.String("strategy")
 	if strategy != "" && !slices.Contains(rollout.StrategyNames(), strategy) {

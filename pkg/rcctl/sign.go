@@ -69,7 +69,7 @@ func signatureFlags() []cli.Flag {
 	}
 }
 
-// signature returns the signature that flags ask for, empty where they ask for none. One that is read must fit.
+// signatureOf returns the signature that flags ask for, empty where they ask for none. One that is read must fit.
 func signatureOf(c *cli.Context, m *manifest.Manifest) (string, error) {
 	file, key := c.String("signature"), c.String("sign-key")
 	switch {

@@ -166,7 +166,7 @@ func (s *screen) say(line string, now time.Time) error {
 	return err
 }
 
-// follow shows every change of a controller until the watch's goal or ctx ends it. A read that fails is said on standard
+// followRC shows every change of a controller until the watch's goal or ctx ends it. A read that fails is said on standard
 // error and tried again.
 func followRC(ctx context.Context, std *stdio, s *conn, r *rc.RC, w watching) error {
 	outer := ctx

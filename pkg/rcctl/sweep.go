@@ -187,7 +187,7 @@ func askSweep(c *cli.Context, s *conn, name string, plan sweepPlan) error {
 	return nil
 }
 
-// ask leaves one request for the owner of a controller. It may be asked twice where the first outcome is unknown, which
+// leaveRequest leaves one request for the owner of a controller. It may be asked twice where the first outcome is unknown, which
 // does no harm. An id that the request has already stays. It is refused where the request is about a node that has come back.
 func leaveRequest(ctx context.Context, s *conn, r store.Request, line string) error {
 	author, err := s.who(ctx)

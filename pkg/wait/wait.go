@@ -1,4 +1,5 @@
 // Package wait has what loops are made of: pauses that the end of their context cuts short, a signal that wakes one, and paces of tries.
+// Every daemon's loops use it; nothing here outlives its context.
 package wait
 
 import (

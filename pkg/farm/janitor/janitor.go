@@ -1,7 +1,6 @@
 // Package janitor keeps what grows for ever from doing so: audit records, manifests that nobody uses any more, and drops of
-// controllers that are gone. One
-// farm at a time does it; two that both do for a moment do no harm, because nothing is removed that has changed since it
-// was looked at.
+// controllers that are gone. One farm at a time does it; two that both do for a moment do no harm, because nothing is
+// removed that has changed since it was looked at.
 package janitor
 
 import (

@@ -1,4 +1,5 @@
 // Package placement decides which of the nodes that may take pods (see package scheduler) get them. Everything here is a pure function of node records and reservations.
+// The farm's passes call Assign; no node is ever given more than it has (P3).
 package placement
 
 import (

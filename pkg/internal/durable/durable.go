@@ -1,4 +1,5 @@
-// Package durable replaces files so that a crash or a power failure leaves either the old content or the new, never less.
+// Package durable replaces files so that a crash or a power failure leaves either the old content or the new, never less. The
+// preparer, the supervisor and the daemons' data directories write with it (P7).
 package durable
 
 import (

@@ -1,4 +1,5 @@
-// Package loop has what a node's loops say of what goes wrong: a log that stays quiet while nothing new does.
+// Package loop has what a node's loops say of what goes wrong: a log that stays quiet while nothing new does. The
+// parts of a node log through its Trouble, which is safe for concurrent use.
 package loop
 
 import (

@@ -99,8 +99,8 @@ func (s *supervisor) stop(ctx context.Context, id string) error {
 	return nil
 }
 
-// recordStop makes the wish durable before anything is done about it. The channel that comes back is closed when the
-// run loop has returned.
+// recordStop writes the request to stop to the disk before anything is done about it. The channel that comes back is closed when
+// the run loop has returned.
 func (p *process) recordStop() (ended <-chan struct{}, err error) {
 	p.op.Lock()
 	defer p.op.Unlock()
