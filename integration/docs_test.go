@@ -200,7 +200,7 @@ func TestThreatsAreTested(t *testing.T) {
 		t.Fatal(err)
 	}
 	var files, tests []string
-	for _, packages := range []string{"pkg/*", "pkg/*/*"} {
+	for _, packages := range []string{"pkg/*", "pkg/*/*", "pkg/*/*/*"} {
 		some, err := filepath.Glob(filepath.Join(root, packages, "*_test.go"))
 		if err != nil {
 			t.Fatal(err)

@@ -1,7 +1,7 @@
 // Package consul is everything that rcfarm asks of Consul: reads, watches, transactions with three outcomes,
 // incarnations, sessions and fenced locks. It is the only package that imports Consul's API client.
 //
-// Each fact about Consul that the code relies on has a test against a real server in facts_test.go.
+// Each fact about Consul that the code relies on has a test against a real server in facts_*_test.go.
 package consul
 
 import (
