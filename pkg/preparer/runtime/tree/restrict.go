@@ -40,9 +40,6 @@ func restrict(o order) error {
 	if err := confine.Become(o.As.UID, o.As.GID, keep); err != nil {
 		return err
 	}
-	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil { // undone by the change of the user
-		return fmt.Errorf("ask to be killed with the parent: %w", err)
-	}
 	if os.Getuid() != o.As.UID || os.Geteuid() != o.As.UID {
 		return fmt.Errorf("it runs as user %d: %w", os.Geteuid(), unix.EPERM)
 	}

@@ -1,9 +1,9 @@
 // Package tree deletes directory trees that hostile programs may have made, and gives them to other users.
 //
 // Who made a tree may have made it 200,000 directories deep, full of links and pipes, so that whoever walks it runs out of
-// descriptors, memory or time, or is led somewhere else. So a child process does the walking: this binary, started again by
-// package oneshot, as the tree's own user, with next to no capabilities and with limits. What it can be made to do, the tree's
-// user could have done. Where it cannot become that user it does nothing. It ends with whoever asked for it.
+// descriptors, memory or time, or is led somewhere else. So a child process does the walking: this binary, started again, as
+// the tree's own user, with next to no capabilities and with limits. What it can be made to do, the tree's user could have
+// done. Where it cannot become that user it does nothing. It ends with its parent.
 package tree
 
 import (
@@ -13,20 +13,23 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
+	"strings"
 	"syscall"
 	"time"
-
-	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 )
 
-// Arg is the first argument of a process that is to call Exec before anything else, as oneshot.Arg is.
+// Arg is the first argument of a process that is to call Exec before anything else.
 const Arg = "tree-exec"
 
-// killWait is how long, beyond its own limit, a child is given to say how far it came; then it is killed.
+// killWait is how long, beyond its own limit, a child is given to say how far it came.
 const killWait = 5 * time.Second
 
 // ErrTime is returned when the time was over before the work was done. What was done stays done.
 var ErrTime = errors.New("the time allowed for it is over")
+
+// ErrSurvived is returned when a child did not end although it was killed, as one in uninterruptible sleep.
+var ErrSurvived = errors.New("its process is not dead yet " + killWait.String() + " after it was killed")
 
 // Owner is whom files belong to.
 type Owner struct {
@@ -48,7 +51,7 @@ const (
 	opGive   = "give"
 )
 
-// order is what a child is told, by its second argument as JSON. Its input is the directory.
+// order is what a child is told. It reads it from its input, whose end makes it end too.
 type order struct {
 	Op    string        `json:"op"`
 	As    Owner         `json:"as"`
@@ -56,7 +59,7 @@ type order struct {
 	Limit time.Duration `json:"limit"`
 }
 
-// answer is a child's only word.
+// answer is a child's last word.
 type answer struct {
 	Left  Left          `json:"left"`
 	Late  bool          `json:"late,omitempty"`
@@ -81,42 +84,56 @@ func Give(ctx context.Context, dir *os.File, from, to Owner, limit time.Duration
 }
 
 // run starts a child and returns what it has said.
-func run(ctx context.Context, dir *os.File, o order) (a answer, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("%s %s as user %d: %w", o.Op, dir.Name(), o.As.UID, err)
-		}
-	}()
+func run(ctx context.Context, dir *os.File, o order) (answer, error) {
+	what := func(err error) error { return fmt.Errorf("%s %s as user %d: %w", o.Op, dir.Name(), o.As.UID, err) }
 	input, err := json.Marshal(o)
 	if err != nil {
-		return answer{}, err
+		return answer{}, what(err)
 	}
-	output, outputEnd, err := os.Pipe()
-	if err != nil {
-		return answer{}, err
-	}
-	defer func() { _ = output.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, o.Limit+killWait)
 	defer cancel()
-	exit, err := oneshot.Run(ctx, oneshot.Command{
-		Argv: []string{"/proc/self/exe", Arg, string(input)}, Dir: "/", Direct: true, Input: dir, Output: outputEnd,
-	})
-	_ = outputEnd.Close()
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", Arg) // killed at the end of ctx
+	cmd.Args[0] = os.Args[0]
+	cmd.Env, cmd.Dir = []string{}, "/"
+	cmd.ExtraFiles = []*os.File{dir}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a terminal's signals are for the caller
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	order, err := cmd.StdinPipe() // open until the child has ended: its end is ours
 	if err != nil {
-		return answer{}, err
+		return answer{}, what(err)
 	}
-	said, err := io.ReadAll(output)
+	if err := cmd.Start(); err != nil {
+		return answer{}, what(err)
+	}
+	_, writeErr := order.Write(input)
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case err = <-ended:
+	case <-expired(ctx):
+		return answer{}, what(ErrSurvived)
+	}
+	var a answer
 	switch {
-	case err != nil:
-		return answer{}, err
-	case json.Unmarshal(said, &a) != nil:
-		return answer{}, fmt.Errorf("its process %s without an answer: %.300s", exit, said)
+	case context.Cause(ctx) != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+		return answer{}, context.Cause(ctx)
+	case json.Unmarshal([]byte(stdout.String()), &a) != nil:
+		said := strings.TrimSpace(stderr.String())
+		return answer{}, what(fmt.Errorf("its process ended without an answer: %w: %.300s", errors.Join(err, writeErr), said))
 	case a.Error != "":
-		return a, &childError{a}
+		return a, what(&childError{a})
 	case a.Late:
-		return a, ErrTime
+		return a, what(ErrTime)
 	}
 	return a, nil
+}
+
+// expired returns a channel that is closed some time after the context has ended.
+func expired(ctx context.Context) <-chan struct{} {
+	late := make(chan struct{})
+	context.AfterFunc(ctx, func() { time.AfterFunc(killWait, func() { close(late) }) })
+	return late
 }
 
 // childError is what went wrong in a child.
@@ -132,15 +149,20 @@ func (e *childError) Unwrap() error {
 }
 
 // dirFD is the descriptor of the directory in the child.
-const dirFD = 0
+const dirFD = 3
 
 // Exec is the whole life of a child. It never returns.
 func Exec() {
 	var o order
-	if len(os.Args) != 3 || json.Unmarshal([]byte(os.Args[2]), &o) != nil {
-		os.Exit(1)
+	if err := json.NewDecoder(os.Stdin).Decode(&o); err != nil {
+		os.Exit(1) // nobody is left to be told
 	}
-	if err := json.NewEncoder(os.Stdout).Encode(carryOut(o)); err != nil {
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin) // its end is all that matters
+		syscall.Exit(1)
+	}()
+	a := carryOut(o)
+	if err := json.NewEncoder(os.Stdout).Encode(a); err != nil {
 		syscall.Exit(1)
 	}
 	syscall.Exit(0) // at once: os.Exit of a binary built with the race detector waits a second
