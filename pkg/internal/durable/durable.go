@@ -63,6 +63,11 @@ func OfOneFile(err error) bool {
 	return slices.ContainsFunc(ofOneFile, func(e error) bool { return errors.Is(err, e) })
 }
 
+// ofTheProcess reports whether an error of reading a file is about the process or the machine, which lack what reading any file takes.
+func ofTheProcess(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
+}
+
 // SyncDir makes what was created, renamed and removed in a directory survive a power failure.
 func SyncDir(dir string) error {
 	f, err := os.Open(dir)

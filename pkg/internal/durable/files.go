@@ -39,17 +39,24 @@ func (f *Files[T]) Open() error {
 // Path returns the file of a record with a name.
 func (f *Files[T]) Path(name string) string { return filepath.Join(f.Dir, name+recordSuffix) }
 
-// Read reads all records, by name, and says of each file whose content is no record, or that the disk does not give, what is wrong with
-// it. What a crash left half-written is removed. An error is about the whole: nobody knows what was written; reading may work later.
+// Read reads all records, by name, and says of each file that is no record, or cannot be read, what is wrong with it. What a crash left
+// half-written is removed. An error is about the whole: nobody knows what was written; reading may work later.
 func (f *Files[T]) Read() (good map[string]*T, bad map[string]error, err error) {
+	good, bad, _, err = f.readAll() // a leftover that stays takes some room, and is written over
+	return good, bad, err
+}
+
+func (f *Files[T]) readAll() (good map[string]*T, bad map[string]error, leftovers []error, err error) {
 	entries, err := os.ReadDir(f.Dir)
 	if err != nil {
-		return nil, nil, fmt.Errorf("read directory of %ss: %w", f.What, err)
+		return nil, nil, nil, fmt.Errorf("read directory of %ss: %w", f.What, err)
 	}
 	good, bad = map[string]*T{}, map[string]error{}
 	for _, entry := range entries {
 		if strings.HasSuffix(entry.Name(), TempSuffix) {
-			_ = os.Remove(filepath.Join(f.Dir, entry.Name())) // one that stays takes some room, and is written over
+			if err := os.Remove(filepath.Join(f.Dir, entry.Name())); err != nil {
+				leftovers = append(leftovers, fmt.Errorf("remove leftover: %w", err))
+			}
 			continue
 		}
 		name, isRecord := strings.CutSuffix(entry.Name(), recordSuffix)
@@ -60,24 +67,25 @@ func (f *Files[T]) Read() (good map[string]*T, bad map[string]error, err error) 
 		switch {
 		case err == nil:
 			good[name] = rec
-		case errors.Is(err, errGarbage), OfOneFile(err):
+		case ofTheProcess(err): // the next one will be no different
+			return nil, nil, nil, err
+		default:
 			bad[name] = err
-		default: // too many open files, say: the next one will be no different
-			return nil, nil, err
 		}
 	}
-	return good, bad, nil
+	return good, bad, leftovers, nil
 }
 
-// Load is Read, in the order of the names, and sets aside under another name what is no record: it must not keep the others from running.
-// Where the disk gives none of the files, nothing is changed, and that is an error.
+// Load is Read, in the order of the names, and sets aside under another name what is no record, or what the disk does not give: it must not
+// keep the others from running. It reports those and leftovers that stay. Where the disk gives none of the files, or one cannot be read for
+// another reason, nothing is changed, and that is an error.
 func (f *Files[T]) Load() (records []T, bad []error, err error) {
-	good, unread, err := f.Read()
+	good, unread, bad, err := f.readAll()
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, err := range unread {
-		if len(good) == 0 && OfOneFile(err) {
+		if !errors.Is(err, errGarbage) && (len(good) == 0 || !OfOneFile(err)) {
 			return nil, nil, err
 		}
 	}

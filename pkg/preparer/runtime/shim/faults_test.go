@@ -2,6 +2,7 @@ package shim_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -204,6 +205,19 @@ func (n *node) changeStates(t *testing.T, change func(map[string]any)) {
 // A state file that cannot be read says nothing about whether something runs: hands off, and say so.
 func TestUnreadableStateIsLeftAlone(t *testing.T) {
 	t.Parallel()
+	for name, spoil := range map[string]func(file string, whole []byte) error{
+		"half":     func(file string, whole []byte) error { return os.WriteFile(file, whole[:len(whole)/2], 0o600) },
+		"dangling": func(file string, _ []byte) error { return errors.Join(os.Remove(file), os.Symlink("missing", file)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testUnreadableState(t, spoil)
+		})
+	}
+}
+
+func testUnreadableState(t *testing.T, spoil func(file string, whole []byte) error) {
+	t.Helper()
 	n := newNode(t)
 	n.start(t, n.idler("bad"))
 	n.start(t, n.idler("good"))
@@ -215,7 +229,7 @@ func TestUnreadableStateIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, whole[:len(whole)/2], 0o600); err != nil {
+	if err := spoil(file, whole); err != nil {
 		t.Fatal(err)
 	}
 	n.await(t, "good", "running", running)
@@ -234,7 +248,7 @@ func TestUnreadableStateIsLeftAlone(t *testing.T) {
 		t.Error("the process was touched")
 	}
 	n.killSupervisor(t)
-	if err := os.WriteFile(file, whole, 0o600); err != nil { // so that the cleanup finds it
+	if err := errors.Join(os.Remove(file), os.WriteFile(file, whole, 0o600)); err != nil { // so that the cleanup finds it
 		t.Fatal(err)
 	}
 }

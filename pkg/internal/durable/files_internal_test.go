@@ -1,0 +1,68 @@
+package durable
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+)
+
+// files are records that are their own name, and a directory for them.
+func files(t *testing.T) *Files[string] {
+	return &Files[string]{Dir: t.TempDir(), What: "word", Check: func(*string) error { return nil }, Name: func(s *string) string { return *s }}
+}
+
+// Whoever only reads is told of each file what is wrong with it, whatever that is. Whoever sets files aside does so with none that may be sound.
+func TestFilesThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	f := files(t)
+	if err := errors.Join(f.Save("good"), os.WriteFile(f.Path("half"), []byte(`"ha`), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if records, bad, err := f.Load(); err != nil || !slices.Equal(records, []string{"good"}) || len(bad) != 1 {
+		t.Errorf("loaded %v, %v, %v", records, bad, err)
+	}
+	if err := errors.Join(os.Symlink("missing", f.Path("dangling")), os.Symlink("loop.json", f.Path("loop")), os.Mkdir(f.Path("dir"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	good, bad, err := f.Read()
+	if err != nil || !slices.Equal(slices.Collect(maps.Keys(good)), []string{"good"}) || len(bad) != 3 ||
+		!errors.Is(bad["dangling"], syscall.ENOENT) || !errors.Is(bad["loop"], syscall.ELOOP) || !errors.Is(bad["dir"], syscall.EISDIR) {
+		t.Errorf("read %v, %v, %v", good, bad, err)
+	}
+	if records, bad, err := f.Load(); err == nil || len(records)+len(bad) > 0 {
+		t.Errorf("loaded %v, %v although files could not be read", records, bad)
+	}
+	for name := range bad {
+		if _, err := os.Lstat(f.Path(name)); err != nil {
+			t.Errorf("%s was set aside: %v", name, err)
+		}
+	}
+	for _, lack := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM} {
+		if !ofTheProcess(fmt.Errorf("read: %w", lack)) {
+			t.Errorf("%v is taken for something about one file", lack)
+		}
+	}
+	if ofTheProcess(syscall.EACCES) {
+		t.Error("a forbidden file is taken for something about all files")
+	}
+}
+
+func TestALeftoverThatStaysIsReported(t *testing.T) {
+	t.Parallel()
+	f := files(t)
+	stays := f.Path("x") + TempSuffix
+	if err := errors.Join(f.Save("good"), os.MkdirAll(filepath.Join(stays, "full"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if records, bad, err := f.Load(); err != nil || len(records) != 1 || len(bad) != 1 || !errors.Is(bad[0], syscall.ENOTEMPTY) {
+		t.Errorf("loaded %v, %v, %v; want a word and what stays", records, bad, err)
+	}
+	if good, bad, err := f.Read(); err != nil || len(good) != 1 || len(bad) > 0 {
+		t.Errorf("read %v, %v, %v; what stays is no word", good, bad, err)
+	}
+}
