@@ -143,10 +143,10 @@ func (f *Files[T]) Save(rec T) error {
 // Forget removes the file of the record with a name, so that no power failure brings it back. One that is not there is fine.
 func (f *Files[T]) Forget(name string) error {
 	err := os.Remove(f.Path(name))
-	if err == nil {
+	if err == nil || errors.Is(err, fs.ErrNotExist) { // also what is gone: its removal may not have been made durable
 		err = SyncDir(f.Dir)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
 		return fmt.Errorf("remove %s: %w", f.What, err)
 	}
 	return nil

@@ -66,3 +66,30 @@ func TestALeftoverThatStaysIsReported(t *testing.T) {
 		t.Errorf("read %v, %v, %v; what stays is no word", good, bad, err)
 	}
 }
+
+// Not parallel: nothing in the process can open a file meanwhile.
+func TestForgetUntilItIsDurable(t *testing.T) {
+	f := files(t)
+	if err := f.Save("gone"); err != nil {
+		t.Fatal(err)
+	}
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	none := limit
+	none.Cur = 0
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	first, second := f.Forget("gone"), f.Forget("gone") // the file is removed, and the directory cannot be opened
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(first, syscall.EMFILE) || !errors.Is(second, syscall.EMFILE) {
+		t.Errorf("forgotten though not durably: %v, then %v", first, second)
+	}
+	if err := f.Forget("gone"); err != nil {
+		t.Error(err)
+	}
+}
