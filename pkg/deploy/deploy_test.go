@@ -356,7 +356,7 @@ func TestDigests(t *testing.T) {
 		{server.URL + "/plain", "the server redirects to something else than https"},
 		{server.URL + "/round", "stopped after 10 redirects"},
 		{server.URL + "/none", "the server answered 404 Not Found"},
-		{"file://" + filepath.Dir(file), "is no regular file"},
+		{"file://" + filepath.Dir(file), "is a directory; allowed: a regular file"},
 		{"file:///nope/x", "no such file"},
 		{"http://example.org/a.tar", "its URL is not valid; allowed: file:///absolute/path or https://host/path"},
 		{"https://u:p@example.org/a", "not valid"},

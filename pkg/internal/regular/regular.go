@@ -12,7 +12,7 @@ import (
 )
 
 // ErrOther is about what is there and is no regular file.
-var ErrOther = errors.New("is no regular file")
+var ErrOther = errors.New("allowed: a regular file")
 
 // Open opens a file, with the flags of os.OpenFile, if it is a regular one.
 func Open(path string, flags int) (*os.File, fs.FileInfo, error) {
@@ -22,7 +22,7 @@ func Open(path string, flags int) (*os.File, fs.FileInfo, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s %w", path, ErrOther)
+		err = fmt.Errorf("%s is a %s; %w", path, typeOf(info.Mode()), ErrOther)
 	}
 	if err != nil {
 		_ = f.Close()
@@ -35,7 +35,19 @@ func Open(path string, flags int) (*os.File, fs.FileInfo, error) {
 func ReadAll(f *os.File, most int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err == nil && int64(len(data)) > most {
-		err = fmt.Errorf("%s has more than %d bytes", f.Name(), most)
+		err = fmt.Errorf("%s has more than %d bytes, which is what a file may have", f.Name(), most)
 	}
 	return data, err
+}
+
+// typeOf says in words what was opened that is not regular. Links are followed or refused, and sockets cannot be opened.
+func typeOf(mode fs.FileMode) string {
+	switch mode.Type() {
+	case fs.ModeDir:
+		return "directory"
+	case fs.ModeNamedPipe:
+		return "named pipe"
+	default:
+		return "device"
+	}
 }

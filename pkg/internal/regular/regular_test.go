@@ -22,17 +22,22 @@ func TestOpen(t *testing.T) {
 		name  string
 		flags int
 		want  error
+		is    string
 	}{
-		{"file", os.O_RDWR, nil},
-		{"link", os.O_RDONLY, nil},
-		{"link", os.O_RDONLY | syscall.O_NOFOLLOW, syscall.ELOOP},
-		{"pipe", os.O_RDONLY, regular.ErrOther},
-		{".", os.O_RDONLY, regular.ErrOther},
-		{"none", os.O_RDONLY, fs.ErrNotExist},
+		{"file", os.O_RDWR, nil, ""},
+		{"link", os.O_RDONLY, nil, ""},
+		{"link", os.O_RDONLY | syscall.O_NOFOLLOW, syscall.ELOOP, ""},
+		{"pipe", os.O_RDONLY, regular.ErrOther, "named pipe"},
+		{".", os.O_RDONLY, regular.ErrOther, "directory"},
+		{"../../../../../../../../dev/null", os.O_RDONLY, regular.ErrOther, "device"},
+		{"none", os.O_RDONLY, fs.ErrNotExist, ""},
 	} {
 		f, info, err := regular.Open(in(one.name), one.flags)
 		if !errors.Is(err, one.want) {
 			t.Errorf("%s: %v, want %v", one.name, err, one.want)
+		}
+		if errors.Is(one.want, regular.ErrOther) && err.Error() != in(one.name)+" is a "+one.is+"; allowed: a regular file" {
+			t.Errorf("%s: %v; want that it is a %s", one.name, err, one.is)
 		}
 		if err != nil {
 			continue

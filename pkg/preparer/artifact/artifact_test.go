@@ -329,7 +329,7 @@ func TestEnsureFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: "file://" + path, SHA256: strings.Repeat("0", 64)})
-		wantError(t, err, artifact.ErrInvalid, path, "is no regular file")
+		wantError(t, err, artifact.ErrInvalid, path, "is a named pipe", "allowed: a regular file")
 	})
 	wantEmpty(t, dir)
 }

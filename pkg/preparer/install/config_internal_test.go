@@ -67,9 +67,9 @@ func TestRenderConfig(t *testing.T) {
 	write("fits", full)
 	for name, c := range map[string]struct{ config, says string }{
 		"missing":     {`{"a": {"b": {"$file": "/no/such"}}}`, "config.a.b: open /no/such"},
-		"a directory": {`{"a": [1, {"$file": "` + dir + `"}]}`, "config.a[1]: " + dir + " is no regular file"},
-		"a pipe":      {`{"a": {"$file": "` + pipe + `"}}`, "is no regular file"},
-		"too large":   {`{"a": {"$file": "` + filepath.Join(dir, "full") + `"}}`, "more than 65536 bytes"},
+		"a directory": {`{"a": [1, {"$file": "` + dir + `"}]}`, "config.a[1]: " + dir + " is a d"},
+		"a pipe":      {`{"a": {"$file": "` + pipe + `"}}`, "allowed: a regular file"},
+		"too large":   {`{"a": {"$file": "` + filepath.Join(dir, "full") + `"}}`, "more than 65536 bytes, which is what a file may have"},
 		"not text":    {`{"a": {"$file": "` + write("binary", "\xff\xfe") + `"}}`, "not UTF-8"},
 		"more keys":   {`{"a": {"$file": "/x", "b": 1}}`, "with other keys"},
 		"no path":     {`{"a": {"$file": 7}}`, "something other than a path"},
