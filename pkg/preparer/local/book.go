@@ -134,7 +134,8 @@ func missing(v *node.View, res node.Reservation, want node.Claim, m *manifest.Ma
 }
 
 func portsMissing(v *node.View, res node.Reservation, want node.Claim, m *manifest.Manifest) string {
-	for h := range scheduler.Others(v, res, want.Pod) {
+	others := slices.SortedFunc(scheduler.Others(v, res, want.Pod), func(a, b node.Claim) int { return a.Pod.Compare(b.Pod) })
+	for _, h := range others {
 		for _, port := range want.Ports {
 			if slices.Contains(h.Ports, port) {
 				return fmt.Sprintf("port %d is taken by %s", port, h.Pod)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -329,6 +330,31 @@ func TestBookAgain(t *testing.T) {
 	res.Ineligible = true
 	if _, err := book(res); !errors.Is(err, scale.ErrConflict) {
 		t.Errorf("on a drained node: %v", err)
+	}
+}
+
+// Of several that have a port that is wanted, the same one is named each time.
+func TestBookNamesOneHolderOfAPort(t *testing.T) {
+	t.Parallel()
+	spec, digest, err := local.Read(scale.Request{Service: "web", Replicas: 1, Spec: specOf(t, version(100, 0, 80))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, err := local.Take(nil, scale.New("web", 1), spec, digest, nil, time.UnixMilli(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res := node.Reservation{Claims: map[string]node.Claim{}}
+	for i := range 10 {
+		id := pod.Identity{RCID: "rc1", Role: "main", Index: i}
+		res.Claims[id.String()] = node.NewClaim(id, map[string]int{"a": 80}, 0, 0)
+	}
+	view := node.NewView(node.Node{Name: "n1", Capacity: node.Capacity{Slots: 20}}, node.Ops{}, true)
+	for range 100 {
+		_, err := local.Book(map[string]*local.Service{"web": next.Clone()}, local.Room{View: view, Reservation: res})
+		if !errors.Is(err, scale.ErrConflict) || !strings.HasSuffix(err.Error(), "port 80 is taken by rc1/main.0") {
+			t.Fatal(err)
+		}
 	}
 }
 
