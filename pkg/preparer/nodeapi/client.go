@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
 // Client asks the API of one node.
@@ -138,6 +139,9 @@ func (c *Client) send(ctx context.Context, method, path string, q url.Values, bo
 		return nil, err
 	}
 	req.Header.Set(askHeader, "1")
+	if path == scale.Path { // all others send what a command reads, or nothing
+		req.Header.Set("Content-Type", "application/json")
+	}
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}

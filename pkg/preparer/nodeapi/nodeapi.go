@@ -160,33 +160,34 @@ func (s *Server) forPod(serve func(http.ResponseWriter, *http.Request, pod.Ident
 			refuse(w, "the header "+askHeader+" is missing", http.StatusBadRequest)
 			return
 		}
-		over, status, why := s.admit(r, r.PathValue("node"))
-		if why != "" {
+		if status, why := s.known(r, r.PathValue("node")); why != "" {
 			refuse(w, why, status)
 			return
 		}
-		defer over()
 		index, err := strconv.Atoi(r.PathValue("index"))
 		if err != nil || index < 0 {
 			refuse(w, fmt.Sprintf("index: %q is not valid; allowed: a number, zero or more", r.PathValue("index")), http.StatusBadRequest)
 			return
 		}
+		over, why := s.slot(r)
+		if why != "" {
+			refuse(w, why, http.StatusTooManyRequests)
+			return
+		}
+		defer over()
 		serve(w, r, pod.Identity{RCID: r.PathValue("rc"), Role: r.PathValue("role"), Index: index})
 	}
 }
 
-// admit makes a request for a node one of those that are served, until over is called, or says why not.
-func (s *Server) admit(r *http.Request, node string) (over func(), status int, why string) {
-	if status, why = s.known(r, node); why != "" {
-		return nil, status, why
-	}
+// slot makes a request one of those that are served, until over is called, or says why not.
+func (s *Server) slot(r *http.Request) (over func(), why string) {
 	select {
 	case s.slots <- struct{}{}:
 	default:
-		return nil, http.StatusTooManyRequests, fmt.Sprintf("the preparer of %s serves %d requests already; try again later", s.cfg.Node, s.cfg.Streams)
+		return nil, fmt.Sprintf("the preparer of %s serves %d requests already; try again later", s.cfg.Node, s.cfg.Streams)
 	}
 	served := listen.Serving(r.Context())
-	return func() { served(); <-s.slots }, 0, ""
+	return func() { served(); <-s.slots }, ""
 }
 
 // refuse says why a request is not served.

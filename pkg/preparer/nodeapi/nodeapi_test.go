@@ -518,6 +518,21 @@ func TestRefusedAreNotKept(t *testing.T) {
 	}
 }
 
+// What cannot be served is not told to try again later.
+func TestABadIndexNeedsNoSlot(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(c *Config) { c.Streams = 1 })
+	n.slots <- struct{}{} // somebody is served
+	bad := webPod
+	for index, want := range map[int]string{-1: `index: "-1" is not valid`, webPod.Index: "serves 1 requests already"} {
+		bad.Index = index
+		if _, err := n.client.Logs(t.Context(), bad, LogOptions{Tail: -1}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("index %d: %v; want %q", index, err, want)
+		}
+	}
+	<-n.slots
+}
+
 func TestWhoMayAsk(t *testing.T) {
 	t.Parallel()
 	n, write := newTokenNode(t, nil)

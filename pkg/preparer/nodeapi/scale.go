@@ -36,9 +36,14 @@ var scaleStatus = []struct {
 // scale takes a request for the node's share of a service. Programs of others send it, which know nothing but the wire: it needs no header of ours, since no page in a
 // browser reaches a socket, or has the token that an address asks for.
 func (s *Server) scale(w http.ResponseWriter, r *http.Request) {
-	over, status, why := s.admit(r, cmp.Or(r.URL.Query().Get(paramNode), s.cfg.Node))
+	status, why := s.known(r, cmp.Or(r.URL.Query().Get(paramNode), s.cfg.Node))
 	if why != "" {
 		answerScale(w, scale.Response{Message: why}, status)
+		return
+	}
+	over, why := s.slot(r)
+	if why != "" {
+		answerScale(w, scale.Response{Message: why}, http.StatusTooManyRequests)
 		return
 	}
 	defer over()

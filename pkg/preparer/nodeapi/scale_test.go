@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -76,6 +77,29 @@ func TestScaleStatuses(t *testing.T) {
 		if status != c.status || answer.Success != (status == 200) || !strings.Contains(answer.Message, c.message) || asked == 1 != c.reaches {
 			t.Errorf("%.60s%s: %d, %+v, reached %d times", c.body, c.query, status, answer, asked)
 		}
+	}
+}
+
+// Whoever stands between a client and a preparer may look at what a request says it is.
+func TestScaleSaysWhatItSends(t *testing.T) {
+	t.Parallel()
+	kinds := make(chan string, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		kinds <- r.Header.Get("Content-Type")
+		_, _ = io.WriteString(w, "{}")
+	}))
+	defer server.Close()
+	target, err := ParseTarget(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := NewClient("n1", target, "", nil)
+	defer client.Close()
+	if _, err := client.Scale(t.Context(), scale.New("web", 1)); err != nil {
+		t.Fatal(err)
+	}
+	if kind := <-kinds; kind != "application/json" {
+		t.Errorf("a document was sent as %q", kind)
 	}
 }
 
