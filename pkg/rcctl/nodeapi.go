@@ -9,10 +9,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -53,7 +53,10 @@ func nodeClient(ctx context.Context, std *stdio, s *conn, name string) (*nodeapi
 	}
 	var token string
 	if dir := s.flags.String("node-token-dir"); dir != "" && target.Socket() == "" {
-		if token, err = field.ReadWord(filepath.Join(dir, filepath.Base(name))); err != nil { // the name is from a record
+		data, err := os.ReadFile(filepath.Join(dir, filepath.Base(name))) // the name is from a record
+		token = strings.TrimSpace(string(data))
+		// What a preparer takes for a token and a header can hold, also where it is not ASCII.
+		if err != nil || token == "" || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
 			return nil, badFlag(s.flags, "--node-token-dir", dir, fmt.Sprintf("a directory with a file %q that can be read and holds the token of that node's preparer, which is one word", name))
 		}
 	}
