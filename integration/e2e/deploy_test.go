@@ -98,18 +98,20 @@ func (e *env) rollout() *rollout.Record {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	pair, err := e.client.Get(e.t.Context(), keys.Rollouts.Key("web"), consul.Consistent)
-	if errors.Is(err, consul.ErrNotFound) {
-		return nil
-	}
-	var r rollout.Record
-	if err == nil {
-		err = json.Unmarshal(pair.Value, &r)
-	}
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	return &r
+	var r *rollout.Record
+	e.within(limit, func() error { // Consul refuses us for a moment while those that were killed leave it too many connections
+		pair, err := e.client.Get(e.t.Context(), keys.Rollouts.Key("web"), consul.Consistent)
+		if errors.Is(err, consul.ErrNotFound) {
+			r = nil
+			return nil
+		}
+		if err == nil {
+			r = new(rollout.Record)
+			err = json.Unmarshal(pair.Value, r)
+		}
+		return err
+	})
+	return r
 }
 
 // awaitRollout waits until the rollout under way is as wanted, nil for one that has ended.
