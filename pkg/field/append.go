@@ -56,6 +56,12 @@ func AppendMap[V any](b []byte, m map[string]V, value func([]byte, V) []byte) []
 // AppendInt appends a number.
 func AppendInt(b []byte, n int) []byte { return strconv.AppendInt(b, int64(n), 10) }
 
+// NumberBytes is an upper bound of an integer's length in JSON.
+const NumberBytes = len("-9223372036854775808")
+
+// TimeBytes is an upper bound of a time's length in JSON, with its quotes.
+const TimeBytes = len(`"2006-01-02T15:04:05.999999999-07:00"`)
+
 // TextBytes returns an upper bound of a text's length in JSON, without its quotes. Where many records are to be packed into
 // few transactions, bounds are much cheaper than encoding the records to know their size.
 func TextBytes(s string) int {

@@ -46,15 +46,6 @@ func (in *Intent) AppendJSON(b []byte) []byte {
 	return append(b, '}')
 }
 
-// usualBytes is more than most placements and intents take.
-const usualBytes = 768
-
-// Bytes returns the placement's length as JSON.
-func (p *Placement) Bytes() int { return len(p.AppendJSON(make([]byte, 0, usualBytes))) }
-
-// Bytes returns the intent's length as JSON.
-func (in *Intent) Bytes() int { return len(in.AppendJSON(make([]byte, 0, usualBytes))) }
-
 // AppendTo appends the identity as encoding/json writes it. Records that embed an identity have this method too, which is why it is called
 // otherwise than theirs.
 func (id Identity) AppendTo(b []byte) []byte { return append(id.appendFields(append(b, '{')), '}') }

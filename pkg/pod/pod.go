@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
 // Labels that every pod carries besides those of its manifest and its replication controller.
@@ -74,6 +76,50 @@ type Avoided struct {
 	Since      time.Time `json:"since"`
 	Generation int64     `json:"generation"`       // of the controller at that time
 	Reason     string    `json:"reason,omitempty"` // what the node said, shortened
+}
+
+// Bytes returns an upper bound of the placement's length as JSON.
+func (p *Placement) Bytes() int {
+	const rest = len(`{"rc_id":"","role":"","index":,"node":"","pod_id":"","labels":null,"digest":"","ports":{},"run_state":"",` +
+		`"revision":,"switching":false,"standby":false,"ghosts":[],"stopping_since":,"lost_since":,"unmanaged_since":,"dead_index":,"adopted_at_generation":,"changed_at":}`)
+	size := rest + p.Identity.bytes() + field.TextBytes(p.Node) + field.TextBytes(p.PodID) + field.TextBytes(p.Digest) +
+		field.TextBytes(string(p.RunState)) + 3*field.NumberBytes + 4*field.TimeBytes + labelBytes(p.Labels) + portBytes(p.Ports)
+	for _, g := range p.Ghosts {
+		const ghost = len(`{"node":"","revision":,"lost":false,"gone":false,"dead_index":,"since":,"ports":{}},`)
+		size += ghost + field.TextBytes(g.Node) + 2*field.NumberBytes + field.TimeBytes + portBytes(g.Ports)
+	}
+	for _, a := range p.Avoid {
+		const avoided = len(`"avoid":[],{"node":"","since":,"generation":,"reason":""},`)
+		size += avoided + field.TextBytes(a.Node) + field.TimeBytes + field.NumberBytes + field.TextBytes(a.Reason)
+	}
+	return size
+}
+
+// Bytes returns an upper bound of the intent's length as JSON.
+func (in *Intent) Bytes() int {
+	const rest = len(`{"rc_id":"","role":"","index":,"pod_id":"","digest":"","labels":{},"ports":{},"state":"","revision":,"standby":false}`)
+	return rest + in.Identity.bytes() + field.TextBytes(in.PodID) + field.TextBytes(in.Digest) + field.TextBytes(string(in.State)) +
+		field.NumberBytes + labelBytes(in.Labels) + portBytes(in.Ports)
+}
+
+func (id Identity) bytes() int {
+	return field.TextBytes(id.RCID) + field.TextBytes(id.Role) + field.NumberBytes
+}
+
+func labelBytes(labels map[string]string) int {
+	size := len(`{}`)
+	for k, v := range labels {
+		size += len(`"":"",`) + field.TextBytes(k) + field.TextBytes(v)
+	}
+	return size
+}
+
+func portBytes(ports map[string]int) int {
+	size := 0
+	for name := range ports {
+		size += len(`"":,`) + field.TextBytes(name) + field.NumberBytes
+	}
+	return size
 }
 
 // Check reports why a stored placement cannot be acted on. Unknown fields are fine: a newer version may have written it.

@@ -227,7 +227,8 @@ type keyBytes struct {
 	bytes int
 }
 
-// LoadOf returns what a part takes of a batch of a controller.
+// LoadOf returns what a part takes of a batch of a controller. Nothing is encoded for it: that is left to the commits, which
+// are carried out side by side.
 func (t *Batches) LoadOf(rcID string, p *Part) PartLoad {
 	l := PartLoad{}
 	for _, o := range t.operations(rcID, p) {
