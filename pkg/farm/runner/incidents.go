@@ -93,8 +93,8 @@ func (t *incidents) sweepBells(ctx context.Context, is known) {
 
 // tellAll looks at each service with which something is, or was, wrong.
 func (t *incidents) tellAll(ctx context.Context) {
-	now, is := time.Now().UTC(), t.known()
-	t.sweepBells(ctx, is)
+	t.sweepBells(ctx, t.known())
+	now, is := time.Now().UTC(), t.known() // the sweep may have taken long
 	services := slices.Concat(keys(is.Incidents), keys(is.Corrupt), keys(is.lonely), keys(t.tellings))
 	slices.Sort(services)
 	for _, service := range slices.Compact(services) {
