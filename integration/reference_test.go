@@ -2,7 +2,6 @@ package integration
 
 import (
 	"flag"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/integration/golden"
 	"github.com/rcfarm/rcfarm/integration/reference"
 	"github.com/rcfarm/rcfarm/pkg/app"
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
@@ -31,18 +31,7 @@ func TestReference(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range pages {
-		if *update {
-			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-				t.Error(err)
-			}
-			continue
-		}
-		got, err := os.ReadFile(path)
-		if diff := cmp.Diff(string(got), want); err != nil || diff != "" {
-			t.Errorf("%s is stale: run `make reference` (%v); is -, should be +:\n%s", filepath.Base(path), err, diff)
-		}
-	}
+	golden.Check(t, pages, *update, "reference")
 }
 
 // The runbook says of every condition and every alert what it means, where to look, and what to do and not to do.

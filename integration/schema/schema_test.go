@@ -5,17 +5,16 @@ import (
 	"encoding/json"
 	"flag"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/rcfarm/rcfarm/docs"
 	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/integration/golden"
 	"github.com/rcfarm/rcfarm/integration/schema"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/document"
@@ -89,18 +88,7 @@ func TestSchemasAreUpToDate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range made {
-		if *update {
-			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-				t.Error(err)
-			}
-			continue
-		}
-		got, err := os.ReadFile(path)
-		if diff := cmp.Diff(string(got), want); err != nil || diff != "" {
-			t.Errorf("%s is stale: run `make schema` (%v); is -, should be +:\n%s", filepath.Base(path), err, diff)
-		}
-	}
+	golden.Check(t, made, *update, "schema")
 }
 
 // Whoever edits a document is told what each field is.
