@@ -151,6 +151,9 @@ func (c *chaos) converge(ctx context.Context, w *workload, d *deployer, healed t
 	if err := w.sayAgain(limited); err != nil {
 		return fmt.Errorf("no controller can be changed after healing: %w", err)
 	}
+	if err := w.addLast(limited); err != nil {
+		return fmt.Errorf("no controller can be created after healing: %w", err)
+	}
 	err := cluster.Until(limited, func() error {
 		var err error
 		if c.cfg.rollouts {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -343,6 +344,28 @@ func (w *workload) sayAgain(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// addLast creates one more controller, with one pod. So every run places something after its last fault, and a short one in which a
+// snapshot was restored late can be judged by what was placed after it.
+func (w *workload) addLast(ctx context.Context) error {
+	const name = "last"
+	slot := 2*slotCount - 1 // no operator's, and of those whose pods are small and have no ports
+	rng := newRand(w.c.cfg.seed, 10)
+	r := rc.RC{
+		ID: store.NewID(), Name: name, Labels: map[string]string{"slot": fmt.Sprint(slot)}, Strategy: rc.Dynamic,
+		ReplicaGroups: groups(slot, 1), NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
+	}
+	m := manifestOf(name, slot, rng)
+	return cluster.Until(ctx, func() error {
+		call, cancel := context.WithTimeout(ctx, callLimit)
+		defer cancel()
+		st := w.c.stores[rand.IntN(servers)]
+		if _, err := w.find(call, st, slot); !errors.Is(err, store.ErrNotFound) {
+			return err
+		}
+		return w.change(call, st, store.Rec[rc.RC]{Value: r}, m, "create", rng)
+	})
 }
 
 func (w *workload) sayOnce(ctx context.Context, said map[string]bool) error {
