@@ -158,3 +158,42 @@ func TestLedgerSpreads(t *testing.T) {
 		})
 	}
 }
+
+// How many nodes a pass takes, and whether it waits, at the edges.
+func TestLedgerTakesItsPart(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		nodes        int
+		busy, former []string // former had some, and gave them back
+		pods         int
+		want         int
+		waited       time.Duration
+	}{
+		"all of as many as are looked at":    {nodes: 12, pods: 3, want: 12},
+		"a quarter of one more":              {nodes: 13, pods: 3, want: 3},
+		"a quarter of those that are free":   {nodes: 60, busy: names("own", 20), pods: 3, want: 10},
+		"what was given back is free":        {nodes: 40, former: names("own", 20), pods: 3, want: 10},
+		"three for each pod":                 {nodes: 200, pods: 5, want: 15},
+		"as many as there are pods":          {nodes: 24, pods: 7, want: 7},
+		"an eighth will do for many pods":    {nodes: 160, busy: names("own", 140), pods: 100, want: 20},
+		"less than an eighth will not":       {nodes: 160, busy: names("own", 141), pods: 100, want: 20, waited: scheduler.NodesWait},
+		"just enough is free":                {nodes: 20, busy: names("own", 17), pods: 3, want: 3},
+		"one too few is free":                {nodes: 20, busy: names("own", 18), pods: 3, want: 3, waited: scheduler.NodesWait},
+		"all are free, and still not enough": {nodes: 2, pods: 3, want: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var l scheduler.Ledger
+				l.Reserve(tt.busy)
+				l.Reserve(tt.former)
+				l.GiveBack(tt.former)
+				started := time.Now()
+				some, _ := l.Take(t.Context(), &scheduler.Pool{Preferred: listed(names("own", tt.nodes))}, tt.pods, true)
+				if waited := time.Since(started); len(some) != tt.want || waited != tt.waited {
+					t.Errorf("took %d after %s, want %d after %s", len(some), waited, tt.want, tt.waited)
+				}
+			})
+		})
+	}
+}

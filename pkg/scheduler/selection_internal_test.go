@@ -193,3 +193,20 @@ func TestSelectByVersion(t *testing.T) {
 		t.Errorf("without a history: %+v, %v", e, err)
 	}
 }
+
+// No more selectors are remembered than there is room for.
+func TestSelectForgets(t *testing.T) {
+	t.Parallel()
+	var b ByLabel
+	for i := range maxRemembered {
+		if _, err := b.Select(Query{Selector: fmt.Sprint("rack=", i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(b.found) != maxRemembered {
+		t.Errorf("%d selectors are remembered, want %d", len(b.found), maxRemembered)
+	}
+	if _, err := b.Select(Query{Selector: "rack=another"}); err != nil || len(b.found) != 1 {
+		t.Errorf("%d selectors are remembered, want the last one alone; %v", len(b.found), err)
+	}
+}
