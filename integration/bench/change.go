@@ -61,7 +61,7 @@ func (b *bench) changesAmong(ctx context.Context, n int) (ms []float64, err erro
 	if err != nil {
 		return nil, err
 	}
-	if err := farm.events.seen(ctx, settledLine); err != nil {
+	if err := farm.events.seen(ctx, syncedLine); err != nil {
 		return nil, err
 	}
 	rcs, err := w.create(ctx, "web", n, 1, nil)

@@ -23,8 +23,8 @@ import (
 
 // What a farm logs once it works. The second says that it may place.
 const (
-	readyLine   = "farm is ready"
-	settledLine = "every living node has reported"
+	readyLine  = "farm is ready"
+	syncedLine = "every living node has reported"
 )
 
 // lines passes a log on and tells when a line with a text was written.
@@ -35,7 +35,7 @@ type lines struct {
 }
 
 func newLines(to io.Writer) *lines {
-	return &lines{to: to, want: map[string]chan struct{}{readyLine: make(chan struct{}), settledLine: make(chan struct{})}}
+	return &lines{to: to, want: map[string]chan struct{}{readyLine: make(chan struct{}), syncedLine: make(chan struct{})}}
 }
 
 // Write implements io.Writer. Loggers write whole lines.
@@ -167,7 +167,7 @@ func (b *bench) farmIn(ctx context.Context, sc *scope, w *world, id, addr string
 			return farm.NewFarm(cfg).Start(ctx)
 		})
 	})
-	return events.seen(ctx, settledLine)
+	return events.seen(ctx, syncedLine)
 }
 
 // process is a farm daemon.

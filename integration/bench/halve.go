@@ -66,7 +66,7 @@ func (b *bench) halve(ctx context.Context, looping bool) (time.Duration, error) 
 	if err != nil {
 		return 0, err
 	}
-	if err := farm.events.seen(ctx, settledLine); err != nil {
+	if err := farm.events.seen(ctx, syncedLine); err != nil {
 		return 0, err
 	}
 	rcs, err := w.create(ctx, "web", 1, b.onePods, func(r *rc.RC) { r.MaxPerNode = 10 })

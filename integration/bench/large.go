@@ -48,7 +48,7 @@ func failoverLargeBench(ctx context.Context, b *bench) error {
 		farms = append(farms, f)
 	}
 	for _, f := range farms {
-		if err := f.events.seen(ctx, settledLine); err != nil {
+		if err := f.events.seen(ctx, syncedLine); err != nil {
 			return err
 		}
 	}

@@ -54,7 +54,7 @@ func recoveryBench(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	if err := farm.events.seen(ctx, settledLine); err != nil {
+	if err := farm.events.seen(ctx, syncedLine); err != nil {
 		return err
 	}
 	at := field.Duration(0)

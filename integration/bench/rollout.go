@@ -117,7 +117,7 @@ func (b *bench) rolloutWorld(ctx context.Context, sc *scope) (*world, spenders, 
 	if err != nil {
 		return nil, spenders{}, err
 	}
-	return w, spenders{dev, farm}, farm.events.seen(ctx, settledLine)
+	return w, spenders{dev, farm}, farm.events.seen(ctx, syncedLine)
 }
 
 // revision is the controller of one revision of a service.

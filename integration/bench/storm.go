@@ -41,7 +41,7 @@ func stormBench(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	if err := farm.events.seen(ctx, settledLine); err != nil {
+	if err := farm.events.seen(ctx, syncedLine); err != nil {
 		return err
 	}
 	if _, err := w.create(ctx, "web", b.stormRCs, replicas, nil); err != nil {

@@ -231,7 +231,7 @@ func (j *judgement) rules(w *Write) {
 	j.minimum(w)
 	j.disabled(w)
 	j.static(w)
-	j.settled(w)
+	j.synced(w)
 }
 
 // remember notes what later rules ask about.

@@ -142,7 +142,7 @@ func (j *judgement) belowSurge(w *Write, rc *controller) {
 	}
 	n := 0
 	for _, p := range w.state.placementsOf(rc.ID) {
-		n += j.standing(w, p)
+		n += j.inUse(w, p)
 	}
 	j.looked("P6 surge")
 	if most := rc.desired() + rc.surge(); n > most && !j.boundedLately(w, rc) {
@@ -150,9 +150,9 @@ func (j *judgement) belowSurge(w *Write, rc *controller) {
 	}
 }
 
-// standing returns how many copies of a pod count against desired + surge. A node that came back a moment ago may still be away
+// inUse returns how many copies of a pod count against desired + surge. A node that came back a moment ago may still be away
 // for the farm: nothing tells it sooner, and where it is wrong it only places what it would have placed anyway.
-func (j *judgement) standing(w *Write, p *placement) int {
+func (j *judgement) inUse(w *Write, p *placement) int {
 	lives := func(node string) bool { return w.state.alive(node) && !j.recently(w, j.away.dead[node]) }
 	n := 0
 	if p.RunState == running && !j.recently(w, j.away.gone[p.Node]) && !w.state.lost(p.Node, p.LostSince != nil) || p.RunState == stopped && lives(p.Node) {

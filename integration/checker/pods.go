@@ -253,9 +253,9 @@ func (j *judgement) elsewhere(w *Write, p *placement) {
 // its transaction depends on may be as it was in the snapshot, so that Consul refuses nothing.
 const onItsWay = 500 * time.Millisecond
 
-// settled is R1: after the store went back in time nothing is placed before the epoch is new and every node that was alive
+// synced is R1: after the store went back in time nothing is placed before the epoch is new and every node that was alive
 // then has said, under it, what it runs. Having said it once is enough: a preparer that starts again begins anew.
-func (j *judgement) settled(w *Write) {
+func (j *judgement) synced(w *Write) {
 	for i := range w.Changes {
 		p := w.Changes[i].news()
 		if p == nil || w.left(p) {

@@ -136,7 +136,7 @@ func nodeLoss(e *env) {
 	seen := time.Now()
 	e.within(limit, func() error {
 		p := e.placements(id)["main.0"].Value
-		if e.nodeNumber(p.Node) == victim || len(p.Ghosts) != 1 || !p.Ghosts[0].Lost {
+		if e.nodeNumber(p.Node) == victim || len(p.Ghosts) != 1 || !p.Ghosts[0].LeftBecauseLost {
 			return fmt.Errorf("main.0 is on %s with ghosts %+v", p.Node, p.Ghosts)
 		}
 		return nil

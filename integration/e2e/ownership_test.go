@@ -112,7 +112,7 @@ func pausedOwner(e *env) {
 	e.sameProcesses(processes, "after the paused owner resumed")
 	for key, rec := range e.placements(id) {
 		if rec.Index != placed[key].Index {
-			e.t.Errorf("placement %s was written after the take-over settled", key)
+			e.t.Errorf("placement %s was written after the take-over was over", key)
 		}
 	}
 	e.oneCopyEach()

@@ -229,7 +229,7 @@ func restoreScale(e *env) {
 	}
 	e.within(limit, func() error {
 		if n := strings.Count(e.log("f1"), "every living node has reported"); n < 2 {
-			return fmt.Errorf("the farm has settled %d times", n)
+			return fmt.Errorf("the nodes were synced %d times", n)
 		}
 		return nil
 	})

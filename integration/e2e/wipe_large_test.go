@@ -44,8 +44,8 @@ pod:
 		}
 		return nil
 	})
-	const settled = "every living node has reported"
-	processes, saved, before := e.processes(), e.saved(), strings.Count(e.log("f1"), settled)
+	const synced = "every living node has reported"
+	processes, saved, before := e.processes(), e.saved(), strings.Count(e.log("f1"), synced)
 	if len(processes) != pods {
 		e.t.Fatalf("%d processes, want %d", len(processes), pods)
 	}
@@ -55,8 +55,8 @@ pod:
 	}
 	e.within(limit, func() error { return e.orphans(map[string]int{"n1": pods, "n2": 0}) })
 	e.within(limit, func() error { // from here on the farm would place what it does not know of
-		if n := strings.Count(e.log("f1"), settled); n <= before {
-			return fmt.Errorf("the farm has settled %d times", n)
+		if n := strings.Count(e.log("f1"), synced); n <= before {
+			return fmt.Errorf("the nodes were synced %d times", n)
 		}
 		return nil
 	})

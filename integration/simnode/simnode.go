@@ -35,8 +35,8 @@ type Node struct {
 	done    map[pod.Identity]pod.Reality // what came of it
 	journal *Journal
 	amended chan struct{} // something in done changed by itself
-	// newest is the newest epoch ever seen, regressed the newest when the store was last seen to go back in time.
-	newest, regressed string
+	// newest is the newest epoch ever seen, wentBackAt the newest when the store was last seen to go back in time.
+	newest, wentBackAt string
 }
 
 // Obey reports a running pod as ready and a stopped one as stopped, at once.
@@ -149,7 +149,7 @@ func (t *session) run(ctx context.Context) error {
 	ignore := func(error) {}
 	group.Go(func() error {
 		return t.out.WatchSchema(ctx, ignore, func(s store.Seen[store.Schema]) error {
-			if s.Regressed {
+			if s.WentBack {
 				return t.node.wentBack()
 			}
 			if len(s.Recs) == 0 {
@@ -171,7 +171,7 @@ func (t *session) run(ctx context.Context) error {
 	})
 	group.Go(func() error {
 		return t.out.WatchIntents(ctx, t.node.Record.Name, ignore, func(s store.Seen[pod.Intent]) error {
-			if s.Regressed {
+			if s.WentBack {
 				return t.node.wentBack()
 			}
 			return t.accept(ctx, s.Recs)
@@ -179,7 +179,7 @@ func (t *session) run(ctx context.Context) error {
 	})
 	group.Go(func() error {
 		return t.out.WatchNode(ctx, t.node.Record.Name, ignore, func(s store.Seen[node.Node]) error {
-			if s.Regressed {
+			if s.WentBack {
 				return t.node.wentBack()
 			}
 			return nil
@@ -200,18 +200,18 @@ func (n *Node) saw(epoch string) {
 func (n *Node) wentBack() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.regressed = n.newest
-	return store.ErrRegressed
+	n.wentBackAt = n.newest
+	return store.ErrWentBack
 }
 
 // wentBackSince returns when the store was seen to go back, "" if a farm has answered that with a newer epoch.
 func (n *Node) wentBackSince(epoch string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if epoch > n.regressed {
+	if epoch > n.wentBackAt {
 		return ""
 	}
-	return n.regressed
+	return n.wentBackAt
 }
 
 // followAmended reports what changes without an intent.
@@ -314,7 +314,7 @@ func (t *session) acquire(ctx context.Context) error {
 		}
 		record := t.node.Record
 		epoch, orphans := t.orphans()
-		record.Regressed = t.node.wentBackSince(epoch)
+		record.WentBack = t.node.wentBackSince(epoch)
 		pages, err := t.out.WriteOrphans(ctx, epoch, orphans, again)
 		switch {
 		case err == nil:
@@ -340,7 +340,7 @@ func (t *session) orphans() (epoch string, orphans []pod.Orphan) {
 			if seen.Revision >= in.Revision {
 				continue
 			}
-			reason = pod.ReasonRegressed
+			reason = pod.ReasonAhead
 		}
 		takes := manifest.Resources{}
 		if t.node.Takes != nil {

@@ -150,7 +150,7 @@ func (f *Farm) own(ctx context.Context) error {
 		})
 		carrier = runner.New(runner.Config{
 			ID: f.cfg.ID, Store: session, Log: f.log, Metrics: f.counts, Ask: webhook.Ask,
-			Members: worker.MemberRecords, Regressed: worker.Regressed, Changed: worker.Changed,
+			Members: worker.MemberRecords, WentBack: worker.WentBack, Changed: worker.Changed,
 			Alerting: func(service string, active []rc.ConditionType) { f.metrics.Alerting("rollouts/"+service, active) },
 		})
 		defer f.readiness.begin(worker.Ready)()

@@ -80,7 +80,7 @@ func TestRestore(t *testing.T) {
 	}
 	part("fact: the index goes back", testFactRestore)
 	part("fact: a destroyed session comes back", testFactSessionReturns)
-	t.Run("watch reports it", func(t *testing.T) { testWatchRegressed(t, p) })
+	t.Run("watch reports it", func(t *testing.T) { testWatchWentBack(t, p) })
 	part("a farm gets its lock back", testSessionAfterRestore)
 }
 
@@ -141,7 +141,7 @@ func testFactSessionReturns(t *testing.T, p *past) {
 }
 
 // Nothing but the restore happens, so that no later write can wake the watches.
-func testWatchRegressed(t *testing.T, p *past) {
+func testWatchWentBack(t *testing.T, p *past) {
 	t.Helper()
 	all := func() []string { return must[[]string](t)(p.c.Keys(t.Context(), "w/")) }
 	write := func(key, value string) func() { return func() { put(t, p.c, key, value) } }
@@ -190,12 +190,12 @@ func (p *past) mustReport(t *testing.T, snapshot []byte, waiting bool) {
 	}
 	restored := time.Now()
 	p.restore(t, snapshot)
-	w.until(t, func(s consul.Snapshot) bool { return s.Regressed })
+	w.until(t, func(s consul.Snapshot) bool { return s.WentBack })
 	// A watch that does not look out for this waits for DefaultWait, far beyond the test's patience.
 	t.Logf("reported after %s", time.Since(restored).Round(time.Millisecond))
 	// What follows is ordinary.
 	put(t, p.c, "w/after", t.Name())
-	if s := w.next(t); s.Regressed {
+	if s := w.next(t); s.WentBack {
 		t.Error("reported again")
 	}
 	w.stop()
@@ -207,7 +207,7 @@ func drop(t *testing.T, c *consul.Client, key string) {
 }
 
 // R5: the session of a dead incarnation comes back with the lock, the live one vanishes. The role that learns of it
-// returns ErrRegressed and holds the lock again soon after.
+// returns ErrWentBack and holds the lock again soon after.
 func testSessionAfterRestore(t *testing.T, p *past) {
 	t.Helper()
 	c, raw := p.c, p.raw
@@ -223,8 +223,8 @@ func testSessionAfterRestore(t *testing.T, p *past) {
 		}
 		held <- f
 		err = c.WatchPrefix(ctx, "r/", consul.WatchOptions{}, func(s consul.Snapshot) error {
-			if s.Regressed {
-				return consul.ErrRegressed
+			if s.WentBack {
+				return consul.ErrWentBack
 			}
 			return nil
 		})

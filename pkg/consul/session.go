@@ -106,11 +106,11 @@ func (s *Session) lastConfirmed() time.Time {
 	return s.confirmed
 }
 
-// ErrRegressed is what a role returns when it saw the store go back in time: sessions of the past may have come back,
+// ErrWentBack is what a role returns when it saw the store go back in time: sessions of the past may have come back,
 // so RunSession destroys every session that bears the daemon's name before it takes a new one (R5).
-var ErrRegressed = errors.New("the store went back in time")
+var ErrWentBack = errors.New("the store went back in time")
 
-// ErrUnanswered says that the receiver of a watch, who joins it to ErrRegressed, could not act on what it saw. The next watch
+// ErrUnanswered says that the receiver of a watch, who joins it to ErrWentBack, could not act on what it saw. The next watch
 // says it again.
 var ErrUnanswered = errors.New("not answered yet")
 
@@ -139,7 +139,7 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 		}
 		var vanished *vanishedError
 		switch {
-		case errors.Is(err, ErrRegressed):
+		case errors.Is(err, ErrWentBack):
 			relics = math.MaxUint64
 		case errors.As(err, &vanished):
 			relics = max(relics, vanished.created) // it may have vanished before anybody asked for the index
@@ -248,7 +248,7 @@ func (d *daemon) oneSession(ctx context.Context, relics uint64, role func(contex
 		return nil
 	})
 	err = role(leaseCtx, s)
-	if cause := context.Cause(leaseCtx); errors.Is(cause, ErrLost) && !errors.Is(err, ErrRegressed) {
+	if cause := context.Cause(leaseCtx); errors.Is(cause, ErrLost) && !errors.Is(err, ErrWentBack) {
 		err = cause
 	}
 	endLease(nil)

@@ -464,7 +464,7 @@ func TestRunSessionReleasesWithoutDeregistering(t *testing.T) {
 	}
 }
 
-// ErrRegressed makes the next tenure begin with the end of every session that bears the daemon's name, and of no other.
+// ErrWentBack makes the next tenure begin with the end of every session that bears the daemon's name, and of no other.
 func TestRunSessionPurgesAfterARegression(t *testing.T) {
 	t.Parallel()
 	_, raw, _ := setup(t)
@@ -493,7 +493,7 @@ func TestRunSessionPurgesAfterARegression(t *testing.T) {
 				}
 				return consultest.Forward
 			})
-			return fmt.Errorf("watching: %w", consul.ErrRegressed)
+			return fmt.Errorf("watching: %w", consul.ErrWentBack)
 		default:
 			if entry, _, err := raw.Session().Info(mine, nil); err != nil || entry != nil {
 				t.Errorf("a session of the past is alive: %+v %v", entry, err)

@@ -46,9 +46,9 @@ const (
 type Snapshot struct {
 	Pairs []Pair
 	Index uint64
-	// Regressed means that the store went back in time since the last snapshot, as after restoring an older one. That may be
+	// WentBack means that the store went back in time since the last snapshot, as after restoring an older one. That may be
 	// one which an earlier watch of this client delivered.
-	Regressed bool
+	WentBack bool
 }
 
 // WatchPrefix delivers the keys below a prefix: at once, and again after each change. Deliveries are whole and in order;
@@ -127,7 +127,7 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 			idle = minGap
 		}
 		if moved := first || next != seen.index; moved || fails > 0 {
-			snap := Snapshot{Pairs: pairs, Index: next, Regressed: seen.wentBack(pairs, next)}
+			snap := Snapshot{Pairs: pairs, Index: next, WentBack: seen.wentBack(pairs, next)}
 			// After failures the receiver's world may be another one: deliver even what looks the same.
 			changed := first || fails > 0 || !seen.same(pairs)
 			first = false
@@ -138,7 +138,7 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 			if errors.Is(err, ErrUnanswered) {
 				return err // seen is from before
 			}
-			if snap.Regressed {
+			if snap.WentBack {
 				seen, epoch = history{released: o.Released, own: o.Own}, c.past.forget() // what was seen before is of another history
 			}
 			seen = seen.remember(pairs, next)

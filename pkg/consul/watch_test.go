@@ -86,8 +86,8 @@ func TestWatchPrefixDeliversEachChange(t *testing.T) {
 	w := startWatch(t, c, prefix+"w/", consul.WatchOptions{})
 	want := func(wanted string) {
 		t.Helper()
-		if s := w.next(t); contents(s) != wanted || s.Regressed {
-			t.Fatalf("got %q regressed=%v, want %q", contents(s), s.Regressed, wanted)
+		if s := w.next(t); contents(s) != wanted || s.WentBack {
+			t.Fatalf("got %q went back=%v, want %q", contents(s), s.WentBack, wanted)
 		}
 	}
 	want("") // an empty prefix is delivered, too
@@ -126,8 +126,8 @@ func TestWatchKeyDeliversEachChange(t *testing.T) {
 	w := startWatchWith(t, c.WatchKey, prefix+"k", consul.WatchOptions{})
 	want := func(wanted string) {
 		t.Helper()
-		if s := w.next(t); contents(s) != wanted || s.Regressed {
-			t.Fatalf("got %q regressed=%v, want %q", contents(s), s.Regressed, wanted)
+		if s := w.next(t); contents(s) != wanted || s.WentBack {
+			t.Fatalf("got %q went back=%v, want %q", contents(s), s.WentBack, wanted)
 		}
 	}
 	want("") // a missing key is delivered, too
@@ -263,7 +263,7 @@ func TestWatchGoesOnAfterErrors(t *testing.T) {
 	receive(t, w.errs)
 	put(t, direct, prefix+"k", "2")
 	p.Set(nil)
-	if s := w.next(t); contents(s) != "k=2" || s.Regressed {
+	if s := w.next(t); contents(s) != "k=2" || s.WentBack {
 		t.Fatalf("after errors: %+v", s)
 	}
 	// The same world is delivered again after an error: the receiver may have given up on it.
@@ -273,7 +273,7 @@ func TestWatchGoesOnAfterErrors(t *testing.T) {
 	p.Set(consultest.Always(consultest.CutBefore))
 	receive(t, w.errs)
 	p.Set(nil)
-	if s := w.next(t); contents(s) != "k=2" || s.Regressed {
+	if s := w.next(t); contents(s) != "k=2" || s.WentBack {
 		t.Fatalf("after errors: %+v", s)
 	}
 }
@@ -331,7 +331,7 @@ func TestWatchSeesNoRegressionWithoutARestore(t *testing.T) {
 	for _, watch := range []*watcher{w, k} {
 		watch.until(t, func(s consul.Snapshot) bool {
 			seen++
-			if s.Regressed {
+			if s.WentBack {
 				t.Errorf("a regression without a restore at index %d", s.Index)
 			}
 			return strings.Contains(contents(s), "key1=last")
@@ -352,18 +352,18 @@ func TestAReturnInTimeIsToldUntilItIsAnswered(t *testing.T) {
 		must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Lock(key, []byte(session), session)}))
 	}
 	enough := errors.New("enough")
-	look := func(released bool, answer error) (regressed bool) {
+	look := func(released bool, answer error) (wentBack bool) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		err := c.WatchPrefix(ctx, prefix, consul.WatchOptions{Released: released, Own: released}, func(s consul.Snapshot) error {
-			regressed = s.Regressed
+			wentBack = s.WentBack
 			return answer
 		})
 		if !errors.Is(err, answer) {
 			t.Fatal(err)
 		}
-		return regressed
+		return wentBack
 	}
 	lock(first)
 	if look(true, enough) {
@@ -374,7 +374,7 @@ func TestAReturnInTimeIsToldUntilItIsAnswered(t *testing.T) {
 		t.Error("a deletion is a return in time")
 	}
 	lock(second)
-	if !look(true, errors.Join(consul.ErrRegressed, consul.ErrUnanswered)) || !look(true, consul.ErrRegressed) {
+	if !look(true, errors.Join(consul.ErrWentBack, consul.ErrUnanswered)) || !look(true, consul.ErrWentBack) {
 		t.Error("a lock that was taken in an older store was missed, or not told again")
 	}
 	if look(true, enough) {
@@ -402,7 +402,7 @@ func TestAKeyMadeAnewIsNoReturnInTime(t *testing.T) {
 			session := rawSession(t, raw, nil)
 			must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Lock(key, []byte(session), session)}))
 			w.until(t, func(s consul.Snapshot) bool {
-				if s.Regressed {
+				if s.WentBack {
 					t.Fatalf("looked %v: a return in time at index %d", looked, s.Index)
 				}
 				return strings.Contains(contents(s), session)

@@ -119,7 +119,7 @@ func (c *Candidate) record() *ballot.Record {
 
 // Run takes part in an election until ctx ends, which should be the context of the session's role. Whenever this candidate is chosen it
 // runs the duty, whose context ends with the leadership. A duty that returns by itself ends Run: the lock is released, the record
-// removed, and Run returns its error. Else Run returns the cause of ctx's end; consul.ErrRegressed when the store went back in time, which
+// removed, and Run returns its error. Else Run returns the cause of ctx's end; consul.ErrWentBack when the store went back in time, which
 // the role must return too; or an error that another try cannot mend, such as a token that may not write.
 // When Run returns the duty has.
 func Run(ctx context.Context, c Candidate, duty func(leaderCtx context.Context) error) error {

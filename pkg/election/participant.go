@@ -120,7 +120,7 @@ func (p *participant) seeRecords(snap *consul.Snapshot) error {
 		return nil
 	}
 	p.listed = notNil(p.recordsOf(snap.Pairs))
-	return regressed(snap)
+	return wentBack(snap)
 }
 
 func notNil(records []record) []record {
@@ -130,9 +130,9 @@ func notNil(records []record) []record {
 	return records
 }
 
-func regressed(snap *consul.Snapshot) error {
-	if snap.Regressed {
-		return fmt.Errorf("%w: the records of an election are of an earlier time", consul.ErrRegressed)
+func wentBack(snap *consul.Snapshot) error {
+	if snap.WentBack {
+		return fmt.Errorf("%w: the records of an election are of an earlier time", consul.ErrWentBack)
 	}
 	return nil
 }
@@ -142,7 +142,7 @@ func (p *participant) seeLease(snap *consul.Snapshot) error {
 	if snap == nil {
 		return nil
 	}
-	if err := regressed(snap); err != nil {
+	if err := wentBack(snap); err != nil {
 		return err
 	}
 	if snap.Index < p.floor {
@@ -335,16 +335,16 @@ func (p *participant) leave(ctx context.Context, why error) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*p.Patience)
 		defer cancel()
 		// Together: with the record there and the lock free, the others would wait for an answer.
-		if p.settle(ctx, slices.Concat(unlock, remove)) {
-			p.settle(ctx, unlock)
-			p.settle(ctx, remove)
+		if p.commitDefinitely(ctx, slices.Concat(unlock, remove)) {
+			p.commitDefinitely(ctx, unlock)
+			p.commitDefinitely(ctx, remove)
 		}
 	}
 	return why
 }
 
-// settle tries a transaction until its outcome is known, or ctx ends: the end of the session then does it. It returns whether it was refused.
-func (p *participant) settle(ctx context.Context, ops []consul.Op) (refused bool) {
+// commitDefinitely tries a transaction until its outcome is known, or ctx ends: the end of the session then does it. It returns whether it was refused.
+func (p *participant) commitDefinitely(ctx context.Context, ops []consul.Op) (refused bool) {
 	for len(ops) > 0 {
 		_, err := p.Client.Commit(ctx, ops)
 		if err == nil || errors.Is(err, consul.ErrRefused) {

@@ -19,7 +19,7 @@ type tenureKey struct{}
 type tenure struct {
 	client  *consul.Client
 	session *consul.Session
-	holder  ballot.Holder // what the lock says, but for the stamp
+	holder  ballot.Holder // what the lock says, but for Unique
 	end     context.CancelCauseFunc
 	why     func() error  // why the leadership ended; nil while it lasts
 	done    chan struct{} // closed when the duty has returned
@@ -54,7 +54,7 @@ func (t *tenure) ending(why error) error {
 
 // valueOf returns what the lock is to say, another one each time.
 func valueOf(h ballot.Holder) []byte {
-	h.Stamp = nonce()
+	h.Unique = nonce()
 	return encode(h)
 }
 

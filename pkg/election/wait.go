@@ -74,7 +74,7 @@ func newMailbox() *mailbox { return &mailbox{filled: wait.NewSignal()} }
 func (m *mailbox) put(snap consul.Snapshot) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	snap.Regressed = snap.Regressed || m.snap != nil && m.snap.Regressed
+	snap.WentBack = snap.WentBack || m.snap != nil && m.snap.WentBack
 	m.snap = &snap
 	m.filled.Raise()
 }

@@ -29,13 +29,13 @@ func (b *booking) owner() scheduler.Owner {
 
 // balance brings the books of an outside scheduler in line with the placements, and reports whether they are. The books say
 // what is left to do: a crash between an allocation and its placement, or a deallocation that failed, shows in them to
-// whoever owns the controller next. They are read when they are not known: at the start of a tenure, in a deep check, and
+// whoever owns the controller next. They are read when they are not known: at the start of a tenure, in a resync, and
 // after each failure.
-func (b *booking) balance(ctx context.Context, plan *reconcile.Plan, deep bool) (even bool) {
-	if even, known := b.knowBooks(ctx, plan, deep); !known {
+func (b *booking) balance(ctx context.Context, plan *reconcile.Plan, resync bool) (even bool) {
+	if even, known := b.knowBooks(ctx, plan, resync); !known {
 		return even
 	}
-	leaked, unallocated := compareBooks(b.snapshot, b.kit.world.orphansOf(b.id), plan.Adds, b.mem.booked)
+	leaked, unallocated := compareBooks(b.snapshot, b.kit.cache.orphansOf(b.id), plan.Adds, b.mem.booked)
 	if len(leaked) > 0 && b.snapshot.Hold != "" {
 		return false // what looks leaked may run on a node that has not spoken yet (R1)
 	}
@@ -45,24 +45,24 @@ func (b *booking) balance(ctx context.Context, plan *reconcile.Plan, deep bool) 
 		plan.Retry()
 		return false
 	}
-	var trouble []string
+	var errs []string
 	if err := b.deallocate(ctx, leaked); err != nil {
-		trouble = append(trouble, describeLeaked(b.snapshot, leaked)+": "+err.Error())
+		errs = append(errs, describeLeaked(b.snapshot, leaked)+": "+err.Error())
 	}
 	if err := b.book(ctx, unallocated); err != nil {
-		trouble = append(trouble, fmt.Sprintf("%d replicas are not in its books: %v", len(unallocated), err))
+		errs = append(errs, fmt.Sprintf("%d replicas are not in its books: %v", len(unallocated), err))
 	}
-	plan.BooksDiffer(b.snapshot.Now, strings.Join(trouble, "; "))
-	return len(trouble) == 0
+	plan.BooksDiffer(b.snapshot.Now, strings.Join(errs, "; "))
+	return len(errs) == 0
 }
 
 // knowBooks reads the books where they are not known. Where they are not known then, or there are none, it returns whether all is in line.
-func (b *booking) knowBooks(ctx context.Context, plan *reconcile.Plan, deep bool) (even, known bool) {
+func (b *booking) knowBooks(ctx context.Context, plan *reconcile.Plan, resync bool) (even, known bool) {
 	if b.kit.books == nil {
 		plan.BooksDiffer(b.snapshot.Now, "")
 		return true, false
 	}
-	if b.mem.booked == nil && !b.mem.bookless || deep {
+	if b.mem.booked == nil && !b.mem.bookless || resync {
 		booked, err := b.kit.books.booked(ctx, b.owner())
 		b.mem.booked, b.mem.bookless = booked, errors.Is(err, scheduler.ErrNoBooks)
 		if err != nil && !b.mem.bookless {

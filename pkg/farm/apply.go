@@ -98,7 +98,7 @@ const inFlight = 8
 // foresee makes the plan's status that which another look would find once all of its batches have landed, where that is known and
 // nothing else is left to do. What is written last then bears it: it returns a batch for that, nil where the only one of the pass does.
 func (ps *writer) foresee(plan *reconcile.Plan, batches []*batch) (last *batch) {
-	if ps.deep || ps.mem.recordless || ps.kit.books != nil || changesIn(batches) != len(plan.Changes) {
+	if ps.resync || ps.mem.recordless || ps.kit.books != nil || changesIn(batches) != len(plan.Changes) {
 		return nil
 	}
 	next, ok := reconcile.Foresee(ps.snapshot, plan)

@@ -151,7 +151,7 @@ func (ps *pass) admitStops(ctx context.Context, plan *reconcile.Plan) (admitted 
 	if len(planned) == 0 {
 		return true, nil
 	}
-	takingOver := time.Since(kit.world.now().stable) < claimsWait
+	takingOver := time.Since(kit.cache.now().stable) < claimsWait
 	if takingOver && kit.stops.hasUnread() {
 		return false, nil // pods of theirs may be stopping
 	}
@@ -229,7 +229,7 @@ func (ps *reading) learn() {
 
 // claimsMore reports whether this farm is still to claim a controller that it should own.
 func (f *Farm) claimsMore(ctx context.Context) (bool, error) {
-	for _, id := range f.world.lastRung() {
+	for _, id := range f.cache.lastRung() {
 		if c, ownedElsewhere := f.roster.get(id); c != nil || ownedElsewhere {
 			continue
 		}

@@ -187,7 +187,7 @@ func TestNoStopIsJudgedBeforeAllIsRead(t *testing.T) {
 	t.Parallel()
 	st := &tripping{}
 	passes, plans := stopsAll(t, st, 2, 20)
-	passes[0].kit.world.as.stable = time.Now()
+	passes[0].kit.cache.as.stable = time.Now()
 	stops := passes[1].kit.stops
 	stops.claimed(passes[1].id)
 	plans[0].Changes = plans[0].Changes[:5]

@@ -116,7 +116,7 @@ func (n *candidates) spreadOver(groups []scheduler.Group, seed uint64) {
 // stays reports whether a pod most likely needs no other node.
 func stays(s *reconcile.Snapshot, p *reconcile.Pod) bool {
 	on := s.Nodes[p.Node]
-	return p.RunState == pod.Running && (on == nil || on.Alive || !on.Gone)
+	return p.RunState == pod.Running && (on == nil || on.Alive || !on.MachineLost)
 }
 
 // staying returns where the pods are that need no other node, as the plan has it; nil: as it most likely will. Those that stop

@@ -18,11 +18,11 @@ func (ps *reader) readCompanions(ctx context.Context) error {
 		slices.Sort(ids)
 		ids = slices.Compact(ids)
 	}
-	ps.kit.kin.set(ps.id, ids)
+	ps.kit.companionIndex.set(ps.id, ids)
 	if len(ids) == 0 {
 		return nil
 	}
-	if ps.early != nil && ps.mem.expects.nodes && !ps.beside {
+	if ps.early != nil && ps.mem.expects.nodes && !ps.withCompanions {
 		ps.snapshot.CompanionsUnread = true // most likely nothing depends on them
 		return nil
 	}
@@ -73,7 +73,7 @@ func (ps *pass) decide(ctx context.Context) (reconcile.Plan, error) {
 // readBeside reads companions after all, and then again what nodes report: that must not be older than their marks.
 func (ps *reader) readBeside(ctx context.Context) error {
 	ps.room.giveBack(nil)
-	ps.beside, ps.early, ps.room.nodes = true, nil, nil
+	ps.withCompanions, ps.early, ps.room.nodes = true, nil, nil
 	ps.snapshot.CompanionsUnread, ps.snapshot.Errors = false, nil
 	if err := ps.readCompanions(ctx); err != nil {
 		return err
@@ -81,7 +81,7 @@ func (ps *reader) readBeside(ctx context.Context) error {
 	if err := ps.readDrops(ctx); err != nil {
 		return err
 	}
-	ps.snapshot.Nodes, ps.room.version = ps.kit.world.nodesAt()
+	ps.snapshot.Nodes, ps.room.version = ps.kit.cache.nodesAt()
 	return ps.readDetails(ctx)
 }
 
@@ -131,26 +131,26 @@ func (ps *writer) dependOnCompanions(part *store.Part, counts bool) {
 	}
 }
 
-// kin knows which controllers of the farm depend on what others have: they are looked at when those bells ring, too.
-type kin struct {
+// companionIndex knows which controllers of the farm depend on what others have: they are looked at when those bells ring, too.
+type companionIndex struct {
 	mu     sync.Mutex
 	of     map[string][]string        // a controller's companions, by its id
-	beside map[string]map[string]bool // the controllers that have one as a companion, by its id
+	usedBy map[string]map[string]bool // the controllers that have one as a companion, by its id
 	at     map[string][]store.At      // where the pods of one are that has companions, as its last look left them: a hint
 }
 
-func (k *kin) set(id string, companions []string) {
+func (k *companionIndex) set(id string, companions []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if slices.Equal(k.of[id], companions) {
 		return
 	}
 	if k.of == nil {
-		k.of, k.beside, k.at = map[string][]string{}, map[string]map[string]bool{}, map[string][]store.At{}
+		k.of, k.usedBy, k.at = map[string][]string{}, map[string]map[string]bool{}, map[string][]store.At{}
 	}
 	for _, other := range k.of[id] {
-		if delete(k.beside[other], id); len(k.beside[other]) == 0 {
-			delete(k.beside, other)
+		if delete(k.usedBy[other], id); len(k.usedBy[other]) == 0 {
+			delete(k.usedBy, other)
 		}
 	}
 	delete(k.at, id)
@@ -158,15 +158,15 @@ func (k *kin) set(id string, companions []string) {
 		k.of[id] = companions
 	}
 	for _, other := range companions {
-		if k.beside[other] == nil {
-			k.beside[other] = map[string]bool{}
+		if k.usedBy[other] == nil {
+			k.usedBy[other] = map[string]bool{}
 		}
-		k.beside[other][id] = true
+		k.usedBy[other][id] = true
 	}
 }
 
 // leaves notes where a look has left the pods of a controller.
-func (k *kin) leaves(id string, at []store.At) {
+func (k *companionIndex) leaves(id string, at []store.At) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(k.of[id]) > 0 {
@@ -175,7 +175,7 @@ func (k *kin) leaves(id string, at []store.At) {
 }
 
 // placesOf returns where the pods of some controllers are, as far as this farm has looked at them.
-func (k *kin) placesOf(ids []string) (at []store.At) {
+func (k *companionIndex) placesOf(ids []string) (at []store.At) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, id := range ids {
@@ -185,17 +185,17 @@ func (k *kin) placesOf(ids []string) (at []store.At) {
 }
 
 // companions returns the companions that a controller depends on.
-func (k *kin) companions(id string) []string {
+func (k *companionIndex) companions(id string) []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.of[id])
 }
 
-// besides returns the controllers that have one as a companion.
-func (k *kin) besides(id string) (ids []string) {
+// usersOf returns the controllers that have one as a companion.
+func (k *companionIndex) usersOf(id string) (ids []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for other := range k.beside[id] {
+	for other := range k.usedBy[id] {
 		ids = append(ids, other)
 	}
 	return ids

@@ -124,7 +124,7 @@ func TestRevisionsShareOneBound(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		for _, w := range b.Pods {
-			if w.Index == 0 && b.RCID == "b" && (b.Companions["a"].Stops == 0 || !b.Stamp) {
+			if w.Index == 0 && b.RCID == "b" && (b.Companions["a"].Stops == 0 || !b.NotifyCompanions) {
 				unchecked = append(unchecked, w.Identity.String())
 			}
 		}
@@ -249,7 +249,7 @@ func TestCompanionsAreReadWhereTheyMatter(t *testing.T) {
 				}
 			}
 		},
-		beside: func(rcID string) {
+		companions: func(rcID string) {
 			if rcID == "a" {
 				beside.Add(1)
 			}

@@ -25,12 +25,12 @@ const RCIDLabel = pod.RCIDLabel
 // ReplicationController is one controller that this farm owns. One goroutine at a time works on it. Or it is one that New returned, which a
 // farm of its own owns while WatchDesires runs.
 type ReplicationController struct {
-	ID       string
-	kit      *kit
-	log      obs.Logger
-	memory   memory // of whoever works on it
-	standing standing
-	watch    func(context.Context) error // of one that New returned: its farm
+	ID     string
+	kit    *kit
+	log    obs.Logger
+	memory memory // of whoever works on it
+	shared shared
+	watch  func(context.Context) error // of one that New returned: its farm
 }
 
 // newController begins a tenure: the first read under its lock is consistent.
@@ -47,7 +47,7 @@ func (c *ReplicationController) look(ctx context.Context) (again time.Duration, 
 }
 
 func (c *ReplicationController) newPass() *pass {
-	r := &reading{kit: c.kit, id: c.ID, log: c.log, mem: c.memory, standing: &c.standing}
+	r := &reading{kit: c.kit, id: c.ID, log: c.log, mem: c.memory, shared: &c.shared}
 	room := &finder{reading: r, reserved: map[string]store.Rec[node.Reservation]{}}
 	books := &booking{reading: r, room: room}
 	return &pass{
@@ -61,7 +61,7 @@ func (c *ReplicationController) gather(busy int64) time.Duration {
 	if !c.memory.expects.nodes {
 		return 0
 	}
-	return c.standing.looks.Gather(busy)
+	return c.shared.looks.Gather(busy)
 }
 
 // New returns the owner of one controller, cfg.RCID, for programs that look after it by themselves. It is a farm with that controller alone:
@@ -105,18 +105,18 @@ func CurrentPods(ctx context.Context, rcID string, m labels.LabelMatcher) ([]pod
 	return pods, err
 }
 
-// standing is what a farm knows of a controller that it owns, and asks of it, while a pass over it may be under way.
-type standing struct {
+// shared is what a farm knows of a controller that it owns, and asks of it, while a pass over it may be under way.
+type shared struct {
 	looks looks.Looks
 
 	mu sync.Mutex
 	is known
 }
 
-// known is what standing knows at one moment.
+// known is what shared has at one moment.
 type known struct {
-	deep       bool            // the next pass compares intents too
-	lastDeep   time.Time       // when that was done last; zero: not by this farm
+	resync     bool            // the next pass compares intents too
+	lastResync time.Time       // when that was done last; zero: not by this farm
 	nodes      map[string]bool // where it has pods; nil while it is looked at
 	wantsNodes bool            // more nodes would help it
 	leaving    bool            // give it to the farm that prefers it
@@ -135,33 +135,33 @@ func (k known) concernedBy(changed map[string]bool) bool {
 	return false
 }
 
-func (s *standing) now() known {
+func (s *shared) now() known {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.is
 }
 
 // begin is for the beginning of a pass: until that has ended every changed node concerns the controller.
-func (s *standing) begin() {
+func (s *shared) begin() {
 	s.mu.Lock()
 	s.is.nodes = nil
 	s.mu.Unlock()
 	s.looks.Begin()
 }
 
-// ended takes in what a pass has found. A deep check is done when it found nothing to do, and nothing kept it from doing it.
-func (s *standing) ended(nodes map[string]bool, wantsNodes, checked bool) {
+// ended takes in what a pass has found. A resync is done when it found nothing to do, and nothing kept it from doing it.
+func (s *shared) ended(nodes map[string]bool, wantsNodes, checked bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.is.nodes, s.is.wantsNodes = nodes, wantsNodes
 	if checked {
-		s.is.lastDeep, s.is.deep = time.Now(), false
+		s.is.lastResync, s.is.resync = time.Now(), false
 	}
 }
 
 // idle reports whether a look now would find nothing, and then when one is due, zero for never: rung are the bells of the controller and of
 // its companions, as heard last. A bell that is gone must be made, or the record went with it.
-func (s *standing) idle(own string, rung map[string]uint64) (idle bool, left time.Duration) {
+func (s *shared) idle(own string, rung map[string]uint64) (idle bool, left time.Duration) {
 	if rung[own] == 0 {
 		return false, 0
 	}
@@ -169,7 +169,7 @@ func (s *standing) idle(own string, rung map[string]uint64) (idle bool, left tim
 }
 
 // rebalance asks for the controller to be given to the farm that prefers it, if that is not this one.
-func (s *standing) rebalance() {
+func (s *shared) rebalance() {
 	s.mu.Lock()
 	s.is.leaving = true
 	s.mu.Unlock()
@@ -177,7 +177,7 @@ func (s *standing) rebalance() {
 }
 
 // takeLeaving reports, once, whether the controller is to be given away.
-func (s *standing) takeLeaving() bool {
+func (s *shared) takeLeaving() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	leaving := s.is.leaving
@@ -185,10 +185,10 @@ func (s *standing) takeLeaving() bool {
 	return leaving
 }
 
-// checkDeeply asks for a deep check in the next pass.
-func (s *standing) checkDeeply() {
+// askResync asks for a resync in the next pass.
+func (s *shared) askResync() {
 	s.mu.Lock()
-	s.is.deep = true
+	s.is.resync = true
 	s.mu.Unlock()
 	s.looks.Ask()
 }

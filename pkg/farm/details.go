@@ -15,7 +15,7 @@ import (
 // and what is taken on the nodes that new pods may go to.
 func (ps *reader) readDetails(ctx context.Context) error {
 	s := ps.snapshot
-	ps.deep = ps.standing.now().deep
+	ps.resync = ps.shared.now().resync
 	asked := map[pod.Identity]bool{} // what the nodes were told about these
 	for _, o := range s.Orphans {
 		asked[o.Identity] = true
@@ -24,7 +24,7 @@ func (ps *reader) readDetails(ctx context.Context) error {
 	for i := range s.Pods {
 		p := &s.Pods[i]
 		w.Realities = append(w.Realities, at(p)...)
-		if ps.deep || asked[p.Identity] {
+		if ps.resync || asked[p.Identity] {
 			asked[p.Identity] = true
 			w.Intents = append(w.Intents, at(p)...)
 		}
@@ -43,7 +43,7 @@ func (ps *reader) readDetails(ctx context.Context) error {
 	if err := ps.room.guess(ctx); err != nil {
 		return err
 	}
-	if ps.deep {
+	if ps.resync {
 		w.Reservations = nodesOfAll(s.Pods)
 	}
 	if ps.room.nodes != nil {
@@ -81,7 +81,7 @@ func (ps *reader) readDetails(ctx context.Context) error {
 	}
 	for i := range s.Pods {
 		addReports(&s.Pods[i], d, asked[s.Pods[i].Identity])
-		if ps.deep {
+		if ps.resync {
 			addClaims(&s.Pods[i], d)
 		}
 	}

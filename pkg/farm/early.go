@@ -21,16 +21,16 @@ type expects struct {
 // readEarly reads what the last look of the controller tells that this one will need. While nodes have still to say what they run it
 // reads nothing: then realities must be newer than the end of the hold.
 func (ps *reader) readEarly(ctx context.Context) {
-	if ps.mem.claimed != nil || ps.mem.consistent || ps.mem.recordless || ps.kit.settling.hold(ps.schema.Value.Epoch) != "" {
+	if ps.mem.claimed != nil || ps.mem.consistent || ps.mem.recordless || ps.kit.nodeSync.hold(ps.schema.Value.Epoch) != "" {
 		return
 	}
-	ps.nodesBefore, ps.room.version = ps.kit.world.nodesAt()
+	ps.nodesBefore, ps.room.version = ps.kit.cache.nodesAt()
 	was := ps.mem.expects
 	e := store.Expected{RCID: ps.id, CountDrops: ps.mem.relied, Service: was.service, NodesFreed: was.stops}
 	if !was.nodes {
-		e.Companions = ps.kit.kin.companions(ps.id)
+		e.Companions = ps.kit.companionIndex.companions(ps.id)
 		was.at = slices.Clip(was.at)
-		was.add(ps.kit.kin.placesOf(e.Companions)...)
+		was.add(ps.kit.companionIndex.placesOf(e.Companions)...)
 	}
 	e.Realities = was.at
 	ps.early = ps.kit.early.ReadEarly(ctx, e)
@@ -65,7 +65,7 @@ func (ps *pass) expect(plan *reconcile.Plan, wrote int) {
 			}
 		}
 	}
-	ps.kit.kin.leaves(ps.id, slices.Clip(e.at))
+	ps.kit.companionIndex.leaves(ps.id, slices.Clip(e.at))
 	if !e.nodes {
 		for i := range ps.snapshot.Companions {
 			note(ps.snapshot.Companions[i].Pods)

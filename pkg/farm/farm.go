@@ -46,10 +46,10 @@ type Config struct {
 	RCSelector labels.Selector // of the controllers that it works on, by their labels; nil: all
 	RCID       string          // the only one that it works on, whatever its labels; see New. Empty: those of the selector
 
-	TTL        time.Duration // liveness TTL of the cluster's daemons; 2 s
-	Workers    int           // controllers worked on at once; 64
-	SweepEvery time.Duration // between two sweeps, plus jitter; 30 s
-	DeepEvery  time.Duration // between two deep checks of one controller; 10 min
+	TTL         time.Duration // liveness TTL of the cluster's daemons; 2 s
+	Workers     int           // controllers worked on at once; 64
+	SweepEvery  time.Duration // between two sweeps, plus jitter; 30 s
+	ResyncEvery time.Duration // between two resyncs of one controller; 10 min
 	// StableAfter is how long the members must not have changed before controllers are handed to farms that prefer
 	// them; 10 s.
 	StableAfter time.Duration
@@ -71,7 +71,7 @@ func (c *Config) setDefaults() {
 		c.Log = obs.Discard()
 	}
 	c.TTL, c.SweepEvery = cmp.Or(c.TTL, 2*time.Second), cmp.Or(c.SweepEvery, 30*time.Second)
-	c.DeepEvery, c.StableAfter = cmp.Or(c.DeepEvery, 10*time.Minute), cmp.Or(c.StableAfter, 10*time.Second)
+	c.ResyncEvery, c.StableAfter = cmp.Or(c.ResyncEvery, 10*time.Minute), cmp.Or(c.StableAfter, 10*time.Second)
 	c.Workers = cmp.Or(c.Workers, 64)
 	if c.RCSelector == nil {
 		c.RCSelector = labels.Everything()
@@ -121,8 +121,8 @@ type ClusterReads interface {
 	Passing(ctx context.Context) ([]string, error)
 	FailedAgents(ctx context.Context) (map[string]bool, error)
 	MendReservation(ctx context.Context, nodeName string) (mended bool, err error)
-	SettledEpoch(ctx context.Context) (string, error)
-	MarkSettled(ctx context.Context, schema store.Rec[store.Schema]) error
+	SyncedEpoch(ctx context.Context) (string, error)
+	MarkSynced(ctx context.Context, schema store.Rec[store.Schema]) error
 }
 
 // Notices are how the farm with the lowest id speaks for controllers that nobody owns, and where it keeps what it told about records that
@@ -139,14 +139,14 @@ type core struct {
 	cfg    Config
 	log    obs.Logger
 	queue  workqueue.TypedRateLimitingInterface[string]
-	world  *world
+	cache  *cache
 	kit    *kit // of its passes
 	roster *roster
 }
 
 // members returns the ids of the living farms, as last seen.
 func (f *core) members() []string {
-	return field.Each(f.world.members(), func(m store.Member) string { return m.ID })
+	return field.Each(f.cache.members(), func(m store.Member) string { return m.ID })
 }
 
 // leads reports whether this farm does what one farm at a time should do.
@@ -157,11 +157,11 @@ type Farm struct {
 	*core
 	speaker *speaker
 
-	fatal    chan error // capacity 1: why the farm must start over
-	sweepNow wait.Signal
-	moved    wait.Signal  // the members have changed
-	busy     atomic.Int64 // passes under way
-	deepLeft atomic.Int64 // deep checks of controllers that are claimed before the next sweep
+	fatal       chan error // capacity 1: why the farm must start over
+	sweepNow    wait.Signal
+	moved       wait.Signal  // the members have changed
+	busy        atomic.Int64 // passes under way
+	resyncsLeft atomic.Int64 // resyncs of controllers that are claimed before the next sweep
 }
 
 // The pace of repeated tries of one controller.
@@ -178,14 +178,14 @@ func NewFarm(cfg Config) *Farm {
 	cfg.setDefaults()
 	c := &core{cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID), queue: newQueue(cfg.Metrics), roster: newRoster()}
 	f := &Farm{core: c, speaker: &speaker{core: c}, fatal: make(chan error, 1), sweepNow: wait.NewSignal(), moved: wait.NewSignal()}
-	f.deepLeft.Store(deepAtOnce)
+	f.resyncsLeft.Store(resyncsAtOnce)
 	f.cfg.Metrics.reset()
-	f.world = newWorld(&f.cfg, f.log, f.route)
-	f.kit = newKit(&f.cfg, f.world, f, &scheduler.ByLabel{Between: f.world.between})
+	f.cache = newCache(&f.cfg, f.log, f.route)
+	f.kit = newKit(&f.cfg, f.cache, f, &scheduler.ByLabel{Between: f.cache.between})
 	return f
 }
 
-// Start runs the farm until ctx ends, and returns why it ended: the context's cause, or store.ErrRegressed when the store
+// Start runs the farm until ctx ends, and returns why it ended: the context's cause, or store.ErrWentBack when the store
 // went back in time, after which the caller starts over with a new session. When it returns nothing of it runs any more,
 // so that the caller can give the session up.
 func (f *Farm) Start(ctx context.Context) error {
@@ -202,7 +202,7 @@ func (f *Farm) Start(ctx context.Context) error {
 	defer f.cfg.Metrics.reset()
 	f.cfg.Store.OnSpoiled(func(kind string, parts int) { f.cfg.Metrics.spoiled.WithLabelValues(kind).Add(float64(parts)) })
 	group, ctx := errgroup.WithContext(ctx)
-	f.world.watch(ctx, group)
+	f.cache.watch(ctx, group)
 	group.Go(func() error {
 		defer f.queue.ShutDown() // before the workers can end
 		select {
@@ -213,18 +213,18 @@ func (f *Farm) Start(ctx context.Context) error {
 		}
 	})
 	group.Go(func() error {
-		if err := f.world.waitReady(ctx); err != nil {
+		if err := f.cache.waitReady(ctx); err != nil {
 			return err
 		}
 		f.log.Info("farm is ready")
 		for range f.cfg.Workers {
 			group.Go(func() error { looks.Work(f.queue, func(id string) { f.handle(ctx, id) }); return nil })
 		}
-		group.Go(func() error { return f.settle(ctx) })
+		group.Go(func() error { return f.syncNodes(ctx) })
 		group.Go(func() error { return f.handOver(ctx) })
 		group.Go(func() error { return f.takeOver(ctx) })
-		group.Go(func() error { return f.world.watchFailed(ctx) })
-		group.Go(func() error { return f.world.readOrphans(ctx) })
+		group.Go(func() error { return f.cache.watchFailed(ctx) })
+		group.Go(func() error { return f.cache.readOrphans(ctx) })
 		group.Go(func() error { return f.speaker.tellUnreadable(ctx) })
 		return f.sweepLoop(ctx)
 	})
@@ -256,7 +256,7 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		return
 	}
 	if err == nil && c != nil {
-		if idle, left := c.standing.idle(id, f.world.rung(append(f.kit.kin.companions(id), id))); idle {
+		if idle, left := c.shared.idle(id, f.cache.rung(append(f.kit.companionIndex.companions(id), id))); idle {
 			if left > 0 {
 				f.queue.AddAfter(id, left)
 			}
@@ -275,23 +275,23 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		if again > 0 {
 			again += f.backlog()
 			if c != nil {
-				c.standing.looks.Again(again)
+				c.shared.looks.Again(again)
 			}
 			f.queue.AddAfter(id, again)
 		}
 		return
 	case ctx.Err() != nil:
 		return
-	case errors.Is(err, store.ErrRegressed):
+	case errors.Is(err, store.ErrWentBack):
 		log.WithError(err).Warn("a controller's records are older than they were")
-		f.startOver(f.world.regressed(ctx))
+		f.startOver(f.cache.wentBack(ctx))
 		return
 	case errors.Is(err, errHandedOver):
 		f.drop(id)
 		f.roster.markOwnedElsewhere(id)
 		f.queue.Forget(id)
 		return
-	case errors.Is(err, errGone):
+	case errors.Is(err, errRecordGone):
 		unread := f.kit.stops.isUnread(id)
 		f.drop(id)
 		f.queue.Forget(id)

@@ -27,21 +27,21 @@ import (
 // faulty is a session with hooks; each may be nil.
 type faulty struct {
 	farm.Session
-	readHead func(rcID string) error
-	commit   func(*store.Batch) error
-	join     func() error
-	bump     func() error
-	finish   func() error
-	claim    func(rcID string)
-	orphans  func(complete bool, err error) (bool, error) // what reading a node's orphans came to
-	agents   atomic.Pointer[map[string]bool]              // those that have failed; nil: as Consul says
-	answers  *answers                                     // instead of agents
-	reads    func(consistent bool)                        // of realities
-	early    func(e store.Expected)
-	wanted   func(w store.Wanted)
-	beside   func(rcID string) // its companions are read for themselves
-	hidden   atomic.Bool       // transactions do not show placements, as where rules of their own hide them
-	looks    atomic.Int32      // at heads while they are hidden
+	readHead   func(rcID string) error
+	commit     func(*store.Batch) error
+	join       func() error
+	bump       func() error
+	finish     func() error
+	claim      func(rcID string)
+	orphans    func(complete bool, err error) (bool, error) // what reading a node's orphans came to
+	agents     atomic.Pointer[map[string]bool]              // those that have failed; nil: as Consul says
+	answers    *answers                                     // instead of agents
+	reads      func(consistent bool)                        // of realities
+	early      func(e store.Expected)
+	wanted     func(w store.Wanted)
+	companions func(rcID string) // its companions are read for themselves
+	hidden     atomic.Bool       // transactions do not show placements, as where rules of their own hide them
+	looks      atomic.Int32      // at heads while they are hidden
 }
 
 func (f *faulty) ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error) {
@@ -55,8 +55,8 @@ func (f *faulty) ReadDetails(ctx context.Context, w store.Wanted, consistent boo
 }
 
 func (f *faulty) ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (store.Marks, []store.Companion, error) {
-	if f.beside != nil {
-		f.beside(rcID)
+	if f.companions != nil {
+		f.companions(rcID)
 	}
 	return f.Session.ReadCompanions(ctx, rcID, ids, consistent)
 }
@@ -315,8 +315,8 @@ func TestAnUnreadableReservationConcernsItsNodeOnly(t *testing.T) {
 	})
 }
 
-// What only a deep check can see is not forgotten because the first try to mend it did not land.
-func TestADeepCheckIsRepeatedUntilItIsDone(t *testing.T) {
+// What only a resync can see is not forgotten because the first try to mend it did not land.
+func TestAResyncIsRepeatedUntilItIsDone(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)

@@ -42,7 +42,7 @@ type Lists interface {
 	NodeLocks(ctx context.Context, names []string) (map[string]store.NodeLock, error)
 }
 
-// Writes are how a pass changes the world.
+// Writes are how a pass changes the records.
 type Writes interface {
 	Commit(ctx context.Context, b *store.Batch) error
 	HeadLoad(b *store.Batch, reports bool) store.Load
@@ -88,16 +88,16 @@ type kit struct {
 		TripBreaker(ctx context.Context, index uint64, b store.Breaker, a store.Audit) error
 	}
 
-	world      *world
-	fleet      fleet
-	settling   *settling
-	stops      *stopCounter
-	kin        *kin
-	manifests  *manifestCache
-	ledger     *scheduler.Ledger
-	scarcity   *scarcity
-	mismatched *nodeSet // their reservations say something else than what is known of them
-	fresh      *nodeSet // this farm has written their first reservation, as far as it knows
+	cache          *cache
+	fleet          fleet
+	nodeSync       *nodeSync
+	stops          *stopCounter
+	companionIndex *companionIndex
+	manifests      *manifestCache
+	ledger         *scheduler.Ledger
+	scarcity       *scarcity
+	mismatched     *nodeSet // their reservations say something else than what is known of them
+	fresh          *nodeSet // this farm has written their first reservation, as far as it knows
 
 	byLabel *scheduler.ByLabel
 	outside *outside // a scheduler that is asked in place of byLabel; nil: none
@@ -107,12 +107,12 @@ type kit struct {
 	metrics *Metrics
 }
 
-// newKit makes the kit of a farm, in whose place it has what tells of the world and of the other controllers.
-func newKit(cfg *Config, world *world, fleet fleet, byLabel *scheduler.ByLabel) *kit {
+// newKit makes the kit of a farm, in whose place it has what tells of the cluster and of the other controllers.
+func newKit(cfg *Config, cache *cache, fleet fleet, byLabel *scheduler.ByLabel) *kit {
 	k := &kit{
 		farm: cfg.ID, selector: cfg.RCSelector, onStatus: cfg.OnStatus,
 		reads: cfg.Store, early: cfg.Store, lists: cfg.Store, writes: cfg.Store, lock: cfg.Store, trip: cfg.Store,
-		world: world, fleet: fleet, settling: &settling{}, stops: newStopCounter(), kin: &kin{}, manifests: newManifestCache(),
+		cache: cache, fleet: fleet, nodeSync: &nodeSync{}, stops: newStopCounter(), companionIndex: &companionIndex{}, manifests: newManifestCache(),
 		ledger: &scheduler.Ledger{}, scarcity: &scarcity{}, mismatched: &nodeSet{}, fresh: &nodeSet{}, byLabel: byLabel,
 		teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, metrics: cfg.Metrics,
 	}

@@ -25,10 +25,10 @@ func TestALookThatNothingRungForIsSpared(t *testing.T) {
 	} {
 		c := &ReplicationController{ID: "web"}
 		ps := c.newPass()
-		ps.standing.begin()
+		ps.shared.begin()
 		ps.head, ps.companions = store.Head{BellIndex: 5}, []store.Companion{{RCID: "old", Marks: store.Marks{Bell: 7}}}
 		ps.looked(tt.alone)
-		if idle, _ := c.standing.idle("web", tt.rung); idle != tt.idle {
+		if idle, _ := c.shared.idle("web", tt.rung); idle != tt.idle {
 			t.Errorf("%s: spared %t, want %t", name, idle, tt.idle)
 		}
 	}

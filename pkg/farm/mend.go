@@ -16,13 +16,13 @@ import (
 // mender mends reservations that somebody has lost or written without knowing all.
 type mender struct{ *core }
 
-// mendClaims asks for a deep check of each controller that has pods on a node without a reservation, as where the record was
+// mendClaims asks for a resync of each controller that has pods on a node without a reservation, as where the record was
 // lost. The check reserves their claims again (P3).
 func (f mender) mendClaims(ctx context.Context) error {
 	owned := f.roster.all()
 	nodes := make([][]string, len(owned)) // before the reservations: what is placed later has one
 	for i, c := range owned {
-		nodes[i] = slices.Collect(maps.Keys(c.standing.now().nodes))
+		nodes[i] = slices.Collect(maps.Keys(c.shared.now().nodes))
 	}
 	names, err := f.cfg.Store.ListReservedNodes(ctx)
 	if err != nil {
@@ -34,7 +34,7 @@ func (f mender) mendClaims(ctx context.Context) error {
 	}
 	for i, c := range owned {
 		if slices.ContainsFunc(nodes[i], func(name string) bool { return !reserved[name] }) {
-			c.standing.checkDeeply()
+			c.shared.askResync()
 			f.queue.Add(c.ID)
 		}
 	}
@@ -43,7 +43,7 @@ func (f mender) mendClaims(ctx context.Context) error {
 
 // mendFresh looks at nodes whose first reservation this farm has written. Where it was only the first after the record was
 // lost, claims of others are missing, whose owners are asked to reserve them again. What is forgotten here, by a farm that
-// dies, the slow deep check of those others finds.
+// dies, the slow resync of those others finds.
 func (f mender) mendFresh(ctx context.Context) error {
 	names := f.kit.fresh.take()
 	for len(names) > freshPerSweep {
@@ -83,7 +83,7 @@ func (f mender) askForClaims(ctx context.Context, names []string) error {
 }
 
 // freshPerSweep bounds how many nodes one sweep reads the intents of. After pods were placed on a thousand nodes that held none
-// before, it takes ten minutes to have looked at all, which is when the slow deep check finds the same.
+// before, it takes ten minutes to have looked at all, which is when the slow resync finds the same.
 const freshPerSweep = 50
 
 // nodeSet is nodes that something is to be done about.
@@ -115,7 +115,7 @@ func (s *nodeSet) take() []string {
 // disagrees reports whether a reservation says of the node something else than its record and its operators, as seen last: whether it is
 // drained, or which labels it has.
 func disagrees(v *node.View, res node.Reservation) bool {
-	return v != nil && !res.Agrees(v.Ops.Drain != nil, v.Stamps)
+	return v != nil && !res.Agrees(v.Ops.Drain != nil, v.LabelVersions)
 }
 
 // mendReservations makes reservations say which nodes are drained (R13) and for which labels pods may be placed (ADR 12), where the
@@ -124,7 +124,7 @@ func disagrees(v *node.View, res node.Reservation) bool {
 // by the farm with the lowest id; the others where a farm meets one, so that a cluster without drains reads nothing.
 func (f mender) mendReservations(ctx context.Context) error {
 	names := f.kit.mismatched.take()
-	nodes, _ := f.world.nodesAt()
+	nodes, _ := f.cache.nodesAt()
 	if f.leads() {
 		for name, v := range nodes {
 			if v.Ops.Drain != nil && !slices.Contains(names, name) {

@@ -20,14 +20,14 @@ import (
 // Metrics is what a farm counts. It outlives sessions: one for the life of the process. Every label value exists from the start, and none
 // names a controller or a pod.
 type Metrics struct {
-	owned, unclaimed, settled, tripped prometheus.Gauge
-	corrupt, missing                   prometheus.Gauge
-	missingBy, alerts                  *prometheus.GaugeVec
-	passes, batches, changes, watches  *prometheus.CounterVec
-	scheduler, spoiled                 *prometheus.CounterVec
-	bumps, losses                      prometheus.Counter
-	passTime                           prometheus.Histogram
-	queue                              queueMetrics
+	owned, unclaimed, synced, tripped prometheus.Gauge
+	corrupt, missing                  prometheus.Gauge
+	missingBy, alerts                 *prometheus.GaugeVec
+	passes, batches, changes, watches *prometheus.CounterVec
+	scheduler, spoiled                *prometheus.CounterVec
+	bumps, losses                     prometheus.Counter
+	passTime                          prometheus.Histogram
+	queue                             queueMetrics
 
 	mu        sync.Mutex
 	corruptAt map[string]int      // records that cannot be read, by where
@@ -58,7 +58,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		corruptAt: map[string]int{}, shortOf: map[string]shortage{}, active: map[string][]rc.ConditionType{},
 		owned:     f.Gauge("owned_rcs", "Controllers that this farm owns."),
 		unclaimed: f.Gauge("unclaimed_rcs", "Controllers that no farm owned in two sweeps in a row; reported by the living farm with the lowest id."),
-		settled:   f.Gauge("settled", "1 when every living node has said what it runs in this cluster, so that pods may be added."),
+		synced:    f.Gauge("settled", "1 when every living node has said what it runs in this cluster, so that pods may be added."),
 		tripped:   f.Gauge("breaker_tripped", "1 while the mass-stop breaker is tripped or cannot be read: nothing is stopped."),
 		corrupt:   f.Gauge("corrupt_records", "Records seen that cannot be read."),
 		missing:   f.Gauge("missing_replicas", "Replicas of owned controllers that no node takes."),
@@ -94,14 +94,14 @@ func (m *Metrics) reset() {
 	clear(m.shortOf)
 	clear(m.active)
 	m.publish()
-	for _, g := range []prometheus.Gauge{m.owned, m.unclaimed, m.settled, m.queue.depth} {
+	for _, g := range []prometheus.Gauge{m.owned, m.unclaimed, m.synced, m.queue.depth} {
 		g.Set(0)
 	}
 }
 
 // passed counts one look at a controller.
 func (m *Metrics) passed(took time.Duration, err error) {
-	if errors.Is(err, errGone) {
+	if errors.Is(err, errRecordGone) {
 		err = nil
 	}
 	m.passTime.Observe(took.Seconds())

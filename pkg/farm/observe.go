@@ -19,7 +19,7 @@ var errNotReady = errors.New("not every standing query has answered yet")
 // Ready returns nil when the farm has seen the whole cluster, and so works on controllers.
 func (f *Farm) Ready() error {
 	select {
-	case <-f.world.ready:
+	case <-f.cache.ready:
 		return nil
 	default:
 		return errNotReady
@@ -30,18 +30,18 @@ func (f *Farm) Ready() error {
 func (f *Farm) Members() []string { return f.members() }
 
 // MemberRecords returns the living farms, as last seen.
-func (f *Farm) MemberRecords() []store.Member { return f.world.members() }
+func (f *Farm) MemberRecords() []store.Member { return f.cache.members() }
 
-// Regressed has the whole cluster start over after somebody beside the farm, under the same session, has seen the store go back in
+// WentBack has the whole cluster start over after somebody beside the farm, under the same session, has seen the store go back in
 // time. It returns why the farm must, too.
-func (f *Farm) Regressed(ctx context.Context) error { return f.world.regressed(ctx) }
+func (f *Farm) WentBack(ctx context.Context) error { return f.cache.wentBack(ctx) }
 
 // Changed asks for a look at controllers that somebody beside the farm has changed. Their bells ring too, at the given index: this is only
 // faster.
 func (f *Farm) Changed(rcIDs []string, index uint64) {
 	for _, id := range rcIDs {
 		if c, _ := f.roster.get(id); c != nil {
-			c.standing.looks.Heard(id, index)
+			c.shared.looks.Heard(id, index)
 		}
 		f.queue.Add(id)
 	}
@@ -55,9 +55,9 @@ func IsLowest(id string, members []string) bool {
 
 // observe publishes where the farm stands.
 func (f *Farm) observe() {
-	breaker := f.world.now().breaker
+	breaker := f.cache.now().breaker
 	f.cfg.Metrics.owned.Set(float64(len(f.roster.all())))
-	f.cfg.Metrics.settled.Set(obs.Flag(f.kit.settling.done(f.world.now().schema.Value.Epoch)))
+	f.cfg.Metrics.synced.Set(obs.Flag(f.kit.nodeSync.synced(f.cache.now().schema.Value.Epoch)))
 	f.cfg.Metrics.tripped.Set(obs.Flag(breaker.Index == 0 || breaker.Value.Tripped))
 }
 

@@ -32,7 +32,7 @@ const (
 
 // readOrphans keeps what nodes list as orphans in line with their records. Pages are read when a record says that they have
 // changed; nothing watches them.
-func (w *world) readOrphans(ctx context.Context) error {
+func (w *cache) readOrphans(ctx context.Context) error {
 	onError, good := w.reporter(ctx, "orphans")
 	gap := orphansMin
 	for {
@@ -60,7 +60,7 @@ func (w *world) readOrphans(ctx context.Context) error {
 }
 
 // unread returns the living nodes whose records speak of pages that have not been read.
-func (w *world) unread() []string {
+func (w *cache) unread() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var names []string
@@ -73,7 +73,7 @@ func (w *world) unread() []string {
 }
 
 // readPages reads the pages of some nodes and publishes what they say. Those that are not whole are left as they were.
-func (w *world) readPages(ctx context.Context, names []string) error {
+func (w *cache) readPages(ctx context.Context, names []string) error {
 	var mu sync.Mutex
 	found := map[string]orphanList{}
 	var group errgroup.Group
@@ -105,7 +105,7 @@ func (w *world) readPages(ctx context.Context, names []string) error {
 
 // orphansOn returns what a node runs without a matching intent, and whether its record speaks of another list than
 // that. A record that does not say, as of a preparer which has just begun, leaves what was said before. The caller holds the mutex.
-func (w *world) orphansOn(record *node.Node) (orphans []pod.Orphan, unread bool) {
+func (w *cache) orphansOn(record *node.Node) (orphans []pod.Orphan, unread bool) {
 	switch said := record.OrphanPages; {
 	case said == nil && record.Epoch == "" && len(record.Orphans) == 0:
 		return w.listed[record.Name].orphans, false
@@ -120,7 +120,7 @@ func (w *world) orphansOn(record *node.Node) (orphans []pod.Orphan, unread bool)
 }
 
 // forgetOrphans drops what nodes have listed that list nothing any more, or have no record. The caller holds the mutex.
-func (w *world) forgetOrphans() {
+func (w *cache) forgetOrphans() {
 	for name := range w.listed {
 		v := w.views[name]
 		if v == nil || !v.OrphansUnread && len(v.Orphans) == 0 {

@@ -34,7 +34,7 @@ func TestOrphansOn(t *testing.T) {
 		"of an older preparer, which has just begun":  {record: node.Node{Orphans: orphans(3)}, want: 3, known: true},
 		"nothing on an older one without its intents": {record: node.Node{Epoch: "n"}, known: true},
 	} {
-		w := emptyWorld()
+		w := emptyCache()
 		tt.record.Name = "n1"
 		if tt.read != nil {
 			w.listed["n1"] = *tt.read
@@ -59,7 +59,7 @@ func TestOrphansOn(t *testing.T) {
 func TestForgottenOrphans(t *testing.T) {
 	t.Parallel()
 	for name, record := range map[string]*node.Node{"no record": nil, "lists nothing": {Name: "n1", OrphanPages: &node.OrphanPages{}}} {
-		w := emptyWorld()
+		w := emptyCache()
 		w.listed["n1"] = orphanList{"e1", make([]pod.Orphan, 2)}
 		w.records[0] = map[string]*node.View{}
 		if record != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// errGone means that there is no such controller any more.
-var errGone = errors.New("the controller is gone")
+// errRecordGone means that there is no such controller any more.
+var errRecordGone = errors.New("the controller is gone")
 
 // errHandedOver means that the controller was given to a farm that prefers it.
 var errHandedOver = errors.New("the controller was handed over")
@@ -52,7 +52,7 @@ func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine boo
 	}
 	var candidates []string // those of which it is the only one
 	var others []looks.Contender
-	for _, m := range f.world.now().able {
+	for _, m := range f.cache.now().able {
 		switch m.rcID {
 		case id:
 			candidates = append(candidates, m.ID)
@@ -103,12 +103,12 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 			return nil, 0, err // the next look claims again
 		}
 		c.memory.alertGone(ctx, f.kit.teller, id, got.Head.Status)
-		return nil, 0, errGone
+		return nil, 0, errRecordGone
 	}
 	ps := c.newPass()
 	ps.head = got.Head
 	ps.learn()
-	f.checkClaimed(c, len(got.Head.Placements))
+	f.resyncClaimed(c, len(got.Head.Placements))
 	f.roster.add(c, false)
 	c.log.WithField(obs.ConsulIndex, got.Fence.Index).Info("claimed a controller")
 	return c, 0, nil
@@ -122,7 +122,7 @@ func (f *Farm) handOver(ctx context.Context) error {
 		if err := wait.Pause(ctx, f.cfg.StableAfter/4); err != nil {
 			return err
 		}
-		changed := f.world.now().stable
+		changed := f.cache.now().stable
 		if changed.Equal(done) || time.Since(changed) < f.cfg.StableAfter {
 			continue
 		}
@@ -144,7 +144,7 @@ func (f *Farm) handOverSome(ctx context.Context) error {
 			return err
 		}
 		if owner != f.cfg.ID {
-			c.standing.rebalance()
+			c.shared.rebalance()
 			f.enqueue(c.ID)
 		}
 	}
@@ -155,7 +155,7 @@ func (f *Farm) handOverSome(ctx context.Context) error {
 func (f *Farm) drop(id string) {
 	f.roster.drop(id)
 	f.cfg.Metrics.forget(id)
-	f.kit.kin.set(id, nil)
+	f.kit.companionIndex.set(id, nil)
 	f.kit.stops.forget(id)
 }
 

@@ -200,7 +200,7 @@ func (ps *writer) addTo(part *store.Part, ch *reconcile.Change) bool {
 	if ch.NeedsMinimum || ch.NeedsCompanions {
 		ps.dependOnCompanions(part, ch.NeedsMinimum)
 	}
-	part.Stamp = part.Stamp || ch.Stamps
+	part.NotifyCompanions = part.NotifyCompanions || ch.NotifyCompanions
 	for _, name := range ch.NeedsReports {
 		if part.Reported == nil {
 			part.Reported = map[store.At]uint64{}

@@ -96,7 +96,7 @@ func TestAChangeThatNoTransactionTakesHoldsNothingUp(t *testing.T) {
 	p := placed[0].Value
 	key := c.store.Keys().Pods.Key(p.Identity.String())
 	for i := range 130 {
-		p.Ghosts = append(p.Ghosts, pod.Ghost{Node: fmt.Sprintf("gone-%d", i), Since: time.Now(), Gone: true})
+		p.Ghosts = append(p.Ghosts, pod.Ghost{Node: fmt.Sprintf("gone-%d", i), Since: time.Now(), MachineLost: true})
 	}
 	c.put(key, mustJSON(t, p))
 	c.apply("web", testManifest("web", 0), func(r *rc.RC) { now := time.Now(); r.DeletedAt = &now })

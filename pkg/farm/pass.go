@@ -18,11 +18,11 @@ import (
 
 // reading is what one look at one controller has read, with the indices that its writes depend on, and what it works with.
 type reading struct {
-	kit      *kit
-	id       string // of the controller
-	log      obs.Logger
-	mem      memory
-	standing *standing
+	kit    *kit
+	id     string // of the controller
+	log    obs.Logger
+	mem    memory
+	shared *shared
 
 	head       store.Head
 	schema     store.Rec[store.Schema]
@@ -32,7 +32,7 @@ type reading struct {
 	drops      store.DropsBy       // of the controller and its companions, as listed before the realities
 	reported   map[store.At]uint64 // indices of the realities
 	snapshot   *reconcile.Snapshot
-	deep       bool
+	resync     bool
 	consistent bool // what was read is not that of a leader that is behind
 }
 
@@ -55,7 +55,7 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 			return 0, err
 		}
 	}
-	ps.standing.begin() // what changes while this pass is under way may matter to it
+	ps.shared.begin() // what changes while this pass is under way may matter to it
 	defer func() { ps.kit.ledger.GiveBack(ps.room.taken) }()
 	err = ps.reader.read(ctx)
 	var corrupt *store.CorruptError
@@ -90,7 +90,7 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	if made, err := ps.writer.guardMinimum(ctx, &plan); made || err != nil {
 		return time.Millisecond, err
 	}
-	if even := ps.books.balance(ctx, &plan, ps.deep); even && plan.Finish {
+	if even := ps.books.balance(ctx, &plan, ps.resync); even && plan.Finish {
 		return 0, ps.finish(ctx)
 	}
 	if admitted, err := ps.admitStops(ctx, &plan); err != nil || !admitted {
@@ -183,7 +183,7 @@ func (ps *pass) abandon(ctx context.Context, st *rc.Status) error {
 	}
 	ps.mem.alertGone(ctx, ps.kit.teller, ps.id, st)
 	ps.log.Warn("the controller's record is gone; its pods are left alone")
-	return errGone
+	return errRecordGone
 }
 
 // finish removes the last records of a deleted controller. Before that it looks for placements once more: a list, unlike the
@@ -207,7 +207,7 @@ func (ps *pass) finish(ctx context.Context) error {
 		return ps.afterFailure(ctx, err)
 	}
 	ps.log.WithField(obs.RCName, ps.head.RC.Value.Name).Info("deleted a controller")
-	return errGone
+	return errRecordGone
 }
 
 // remember keeps what the others of the farm ask of the controller.
@@ -225,7 +225,7 @@ func (ps *pass) remember(plan *reconcile.Plan, wrote int, err error) {
 		}
 	}
 	wantsNodes := plan.Status.Placed+placed < plan.Status.Desired || plan.Status.Is(rc.InsufficientNodes) || plan.Status.Is(rc.SchedulerFailing) // also for a move
-	ps.standing.ended(nodes, wantsNodes, ps.deep && err == nil && wrote == 0 && ps.snapshot.Hold == "" && ps.snapshot.Breaker == "")
+	ps.shared.ended(nodes, wantsNodes, ps.resync && err == nil && wrote == 0 && ps.snapshot.Hold == "" && ps.snapshot.Breaker == "")
 	ps.kit.stops.means(ps.id, ps.staying(stopsOf(plan, ps.snapshot.Now)))
 }
 
@@ -237,13 +237,13 @@ func (ps *pass) looked(alone bool) {
 			seen[ps.companions[i].RCID] = ps.companions[i].Marks.Bell
 		}
 	}
-	ps.standing.looks.Ended(seen, alone)
+	ps.shared.looks.Ended(seen, alone)
 }
 
 // leave gives the controller up if another farm should have it: its labels do not match this farm's selector any more, or
 // the members have been stable and another one prefers it.
 func (ps *pass) leave(ctx context.Context) (bool, error) {
-	leaving := ps.standing.takeLeaving()
+	leaving := ps.shared.takeLeaving()
 	owner := ps.kit.farm
 	if matches := ps.mem.recordless || ps.kit.selector.Matches(labels.Set(ps.head.RC.Value.Labels)); leaving && matches {
 		var err error
@@ -257,7 +257,7 @@ func (ps *pass) leave(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	if err := ps.kit.lock.Release(ctx, ps.id, ps.mem.fence); err != nil {
-		ps.standing.rebalance()
+		ps.shared.rebalance()
 		return false, ps.afterFailure(ctx, err)
 	}
 	ps.log.WithField("to", owner).Info("handed a controller over")

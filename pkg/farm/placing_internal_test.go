@@ -149,7 +149,7 @@ func TestChangesOfOneNodeDependOnAllThatEachDoes(t *testing.T) {
 	dead := []reconcile.DeadNode{{Name: "n2", Index: 2}}
 	changes := []reconcile.Change{
 		{Identity: id, NeedsMinimum: true, NeedsBreaker: true, Answers: []string{"r1"}},
-		{Identity: id, NeedsCompanions: true, NeedsSchema: true, Stamps: true, NeedsReports: []string{"n1"}},
+		{Identity: id, NeedsCompanions: true, NeedsSchema: true, NotifyCompanions: true, NeedsReports: []string{"n1"}},
 		{Identity: id, NeedsDead: dead},
 		{Identity: id, NeedsDead: dead},
 	}
@@ -161,7 +161,7 @@ func TestChangesOfOneNodeDependOnAllThatEachDoes(t *testing.T) {
 	}
 	on := store.CompanionIndices{Stops: 3, Drops: 4, Record: 5}
 	if part.Companions["old"] != on || part.DropsIndex != 6 || part.Reported[store.At{Node: "n1", Identity: id}] != 7 || part.SchemaIndex != 8 ||
-		part.BreakerIndex != 9 || part.Dead["n2"] != 2 || !part.Stamp || len(part.Pods) != len(changes) || len(part.Answered) != 1 {
+		part.BreakerIndex != 9 || part.Dead["n2"] != 2 || !part.NotifyCompanions || len(part.Pods) != len(changes) || len(part.Answered) != 1 {
 		t.Errorf("%+v", part)
 	}
 	changes[0].NeedsDead = []reconcile.DeadNode{{Name: "n2", Index: 3}}

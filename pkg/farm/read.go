@@ -18,10 +18,10 @@ import (
 // reader reads what a pass decides by.
 type reader struct {
 	*reading
-	room        *finder
-	beside      bool                  // companions are read, whatever was expected
-	early       *store.Early          // what was read at once; nil: nothing, or it is too old for what is read now
-	nodesBefore map[string]*node.View // as they were before early was read
+	room           *finder
+	withCompanions bool                  // companions are read, whatever was expected
+	early          *store.Early          // what was read at once; nil: nothing, or it is too old for what is read now
+	nodesBefore    map[string]*node.View // as they were before early was read
 }
 
 // read takes the snapshot for one pass: in one round trip where the last pass tells what is needed, else in two, or three where the last
@@ -30,7 +30,7 @@ type reader struct {
 // what it holds is not known. With an error the view has what was read before that.
 func (ps *reader) read(ctx context.Context) error {
 	ps.consistent, ps.room.mark = ps.mem.consistent, ps.kit.scarcity.mark()
-	seen := ps.kit.world.now()
+	seen := ps.kit.cache.now()
 	ps.schema, ps.breaker = seen.schema, seen.breaker
 	ps.readEarly(ctx)
 	var err error
@@ -38,10 +38,10 @@ func (ps *reader) read(ctx context.Context) error {
 		return err
 	}
 	// Before the orphans: what they say must be at least as new as what the hold ended for.
-	hold := ps.kit.settling.hold(ps.schema.Value.Epoch)
+	hold := ps.kit.nodeSync.hold(ps.schema.Value.Epoch)
 	s := &reconcile.Snapshot{
 		Now: time.Now().UTC(), Owner: ps.kit.farm, RC: ps.head.RC.Value, Previous: ps.head.Status,
-		Orphans: ps.kit.world.orphansOf(ps.id), Stopped: ps.mem.stoppedAt(),
+		Orphans: ps.kit.cache.orphansOf(ps.id), Stopped: ps.mem.stoppedAt(),
 		Epoch: ps.schema.Value.Epoch, Hold: hold, Breaker: breakerReason(ps.breaker),
 	}
 	ps.snapshot, ps.drops = s, store.DropsBy{ps.id: ps.head.Drops}
@@ -58,7 +58,7 @@ func (ps *reader) read(ctx context.Context) error {
 		return err
 	}
 	if s.Nodes = ps.nodesBefore; ps.early == nil {
-		s.Nodes, ps.room.version = ps.kit.world.nodesAt()
+		s.Nodes, ps.room.version = ps.kit.cache.nodesAt()
 	}
 	for _, rec := range ps.head.Placements {
 		s.Pods = append(s.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
@@ -118,7 +118,7 @@ func (ps *reader) readHead(ctx context.Context) (store.Head, error) {
 			ps.mem.last = evidenceOf(index, head.Placements)
 			return head, nil
 		case consistent:
-			return head, fmt.Errorf("controller %s: %w", ps.id, store.ErrRegressed)
+			return head, fmt.Errorf("controller %s: %w", ps.id, store.ErrWentBack)
 		}
 		consistent = true // a new leader may be behind for a moment
 	}
@@ -146,7 +146,7 @@ func (ps *reader) addRequests(ctx context.Context, s *reconcile.Snapshot, reques
 			asked.Forget, asked.Alive, asked.NodeIndex, asked.Declared = true, lock.Locked, lock.Index, r.NodeIndex
 		case store.SweepOrphan: // there is a record again
 		case store.RepairReservation:
-			ps.standing.checkDeeply() // in the next pass: claims may be missing, too
+			ps.shared.askResync() // in the next pass: claims may be missing, too
 			if e := about.Unreadable[r.Node]; e != nil {
 				asked.Waits = "a request to repair a reservation waits: " + e.Error()
 			}

@@ -10,9 +10,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A pod comes to a node only by the labels that its reservation was stamped for. What is there already does not depend on them, nor
+// A pod comes to a node only by the labels whose versions its reservation has. What is there already does not depend on them, nor
 // does what the pod leaves.
-func TestOnlyWhatComesDependsOnTheStamps(t *testing.T) {
+func TestOnlyWhatComesDependsOnLabelVersions(t *testing.T) {
 	t.Parallel()
 	id := pod.Identity{RCID: "web", Role: "main"}
 	known := node.NewView(node.Node{Name: "n1", Capacity: node.Capacity{Slots: 9}}, node.Ops{}, true)
@@ -31,23 +31,23 @@ func TestOnlyWhatComesDependsOnTheStamps(t *testing.T) {
 		"back again":      {reconcile.Return, "n1", here, ""},
 		"adopted":         {reconcile.Adopt, "n1", []reconcile.ReserveChange{{Node: "n1", Claim: &claim, Force: true}}, ""},
 	} {
-		for stamp, labels := range map[string]map[string]string{"": nil, "the same": {}, "others": {"pool": "b"}} {
+		for version, labels := range map[string]map[string]string{"": nil, "the same": {}, "others": {"pool": "b"}} {
 			res, want := node.Reservation{}, scheduler.Reason("")
-			if stamp != "" {
+			if version != "" {
 				res = res.AsOperatorsSay(node.Ops{Labels: labels})
 			}
-			if stamp == "others" {
+			if version == "others" {
 				want = tt.refused
 			}
 			nodes := map[string]*node.View{"n1": known}
 			ch := &reconcile.Change{Action: tt.action, Identity: id, Placement: &pod.Placement{Identity: id, Node: tt.on}, Reserve: tt.reserve}
 			writes, refused := reserve(nodes, map[string]store.Rec[node.Reservation]{"n1": {Value: res, Index: 7}}, ch)
 			if refused != want {
-				t.Errorf("%s, %s stamp: %q, want %q", name, stamp, refused, want)
+				t.Errorf("%s, %s version: %q, want %q", name, version, refused, want)
 			}
 			for _, w := range writes {
 				if w.Node == "n1" && w.Value.Labels != res.Labels {
-					t.Errorf("%s, %s stamp: written with %+v", name, stamp, w.Value.Labels)
+					t.Errorf("%s, %s version: written with %+v", name, version, w.Value.Labels)
 				}
 			}
 		}

@@ -93,8 +93,8 @@ func (c *cluster) lateFarm(id string, hears *hearing) (hear func()) {
 	return func() { close(hears.gate) }
 }
 
-// settled waits until nodes have said what they run under the epoch of now.
-func (c *cluster) settled(names ...string) {
+// synced waits until nodes have said what they run under the epoch of now.
+func (c *cluster) synced(names ...string) {
 	c.t.Helper()
 	schema, err := c.store.EnsureSchema(c.t.Context())
 	if err != nil {
@@ -146,7 +146,7 @@ func TestPlacingDependsOnTheLabelsOfNow(t *testing.T) {
 			c := newCluster(t)
 			stop := c.node("n1", map[string]string{"pool": "a"}, nil)
 			c.node("n2", map[string]string{"pool": "a"}, nil)
-			c.settled("n1", "n2")
+			c.synced("n1", "n2")
 			hears := &hearing{}
 			var written atomic.Bool
 			if whose == writing {
@@ -160,7 +160,7 @@ func TestPlacingDependsOnTheLabelsOfNow(t *testing.T) {
 				stop()
 				c.nodes["n1"].Record.Labels = map[string]string{"pool": "b"}
 				c.node("n1", nil, nil)
-				c.settled("n1")
+				c.synced("n1")
 			}
 			c.apply("web", testManifest("web", 0), static("pool=a", 6))
 			c.converged("web", 6)
@@ -183,7 +183,7 @@ func TestNoRoomWhereLabelsAreNotKnown(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", map[string]string{"pool": "a"}, nil)
-	c.settled("n1")
+	c.synced("n1")
 	hear := c.lateFarm("f1", &hearing{})
 	c.relabel("n1", "rack", "r1") // does not matter to the controller, which the farm cannot know
 	c.apply("web", testManifest("web", 0), static("pool=a", 2))
@@ -202,13 +202,13 @@ func TestNoRoomWhereLabelsAreNotKnown(t *testing.T) {
 	c.converged("web", 2)
 }
 
-// What was written by those who do not know stamps stands in the way for no longer than until the next sweep, whichever of the two layers it
+// What was written by those who do not know label versions stands in the way for no longer than until the next sweep, whichever of the two layers it
 // is about.
-func TestStampsThatAreWrongAreMended(t *testing.T) {
+func TestWrongLabelVersionsAreMended(t *testing.T) {
 	t.Parallel()
 	for name, wrong := range map[string]func(*node.Reservation){
-		"operators'":     func(r *node.Reservation) { r.Labels.Operators = node.LabelStamp(map[string]string{"pool": "z"}) },
-		"the preparer's": func(r *node.Reservation) { r.Labels.Own = node.LabelStamp(map[string]string{"pool": "z"}) },
+		"operators'":     func(r *node.Reservation) { r.Labels.Operators = node.LabelVersion(map[string]string{"pool": "z"}) },
+		"the preparer's": func(r *node.Reservation) { r.Labels.Own = node.LabelVersion(map[string]string{"pool": "z"}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -223,8 +223,8 @@ func TestStampsThatAreWrongAreMended(t *testing.T) {
 				t.Fatal(err)
 			}
 			res := found["n1"].Value
-			if res.Labels.Operators != node.LabelStamp(map[string]string{"rack": "r1"}) {
-				t.Errorf("stamps %+v after placing", res.Labels)
+			if res.Labels.Operators != node.LabelVersion(map[string]string{"rack": "r1"}) {
+				t.Errorf("label versions %+v after placing", res.Labels)
 			}
 			wrong(&res)
 			text, err := json.Marshal(res)
@@ -235,7 +235,7 @@ func TestStampsThatAreWrongAreMended(t *testing.T) {
 			c.apply("other", testManifest("other", 0), static("pool=a", 1))
 			c.converged("other", 1)
 			found, _, err = c.store.ReservationsOf(t.Context(), []string{"n1"})
-			want := node.Stamps{Own: node.LabelStamp(map[string]string{"pool": "a"}), Operators: node.LabelStamp(map[string]string{"rack": "r1"})}
+			want := node.LabelVersions{Own: node.LabelVersion(map[string]string{"pool": "a"}), Operators: node.LabelVersion(map[string]string{"rack": "r1"})}
 			if err != nil || found["n1"].Value.Labels != want || len(found["n1"].Value.Claims) != 2 {
 				t.Errorf("reservation %+v, %v", found["n1"].Value, err)
 			}

@@ -7,7 +7,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm/placement"
 )
 
-// event is what the world says: something that the farm's watches have seen.
+// event is what the cache says: something that the farm's watches have seen.
 type event any
 
 type (
@@ -27,12 +27,12 @@ type (
 	}
 )
 
-// route turns what the world says into looks at controllers, and tells whoever else must know. Nobody waits for anything here.
+// route turns what the cache says into looks at controllers, and tells whoever else must know. Nobody waits for anything here.
 func (f *Farm) route(e event) {
 	switch e := e.(type) {
 	case bellRang:
 		f.queue.Add(e.rcID)
-		for _, other := range f.kit.kin.besides(e.rcID) {
+		for _, other := range f.kit.companionIndex.usersOf(e.rcID) {
 			f.queue.Add(other)
 		}
 	case bellGone: // probably deleted
@@ -45,7 +45,7 @@ func (f *Farm) route(e event) {
 		}
 		if len(e.changed) > 0 {
 			f.kit.scarcity.changed(slices.Collect(maps.Keys(e.changed)))
-			f.enqueueOwned(func(c *ReplicationController) bool { return c.standing.now().concernedBy(e.changed) })
+			f.enqueueOwned(func(c *ReplicationController) bool { return c.shared.now().concernedBy(e.changed) })
 		}
 	case membersMoved:
 		f.roster.membersChanged()
@@ -69,7 +69,7 @@ func (f *Farm) route(e event) {
 // enqueue asks for a look at a controller soon, for another reason than its bell.
 func (f *core) enqueue(id string) {
 	if c, _ := f.roster.get(id); c != nil {
-		c.standing.looks.Ask()
+		c.shared.looks.Ask()
 	}
 	f.queue.Add(id)
 }
@@ -77,7 +77,7 @@ func (f *core) enqueue(id string) {
 func (f *core) enqueueOwned(which func(*ReplicationController) bool) {
 	for _, c := range f.roster.all() {
 		if which(c) {
-			c.standing.looks.Ask()
+			c.shared.looks.Ask()
 			f.queue.Add(c.ID)
 		}
 	}
@@ -85,5 +85,5 @@ func (f *core) enqueueOwned(which func(*ReplicationController) bool) {
 
 // roomFreed asks for a look at each controller that more room would help, but for the one that gave it back.
 func (f *core) roomFreed(rcID string) {
-	f.enqueueOwned(func(c *ReplicationController) bool { return c.ID != rcID && c.standing.now().wantsNodes })
+	f.enqueueOwned(func(c *ReplicationController) bool { return c.ID != rcID && c.shared.now().wantsNodes })
 }

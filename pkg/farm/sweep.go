@@ -45,7 +45,7 @@ func (f *Farm) sweep(ctx context.Context) error {
 	if err := mend.mendReservations(ctx); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot mend the reservation of a node")
 	}
-	f.checkSome(time.Now())
+	f.resyncSome(time.Now())
 	for _, id := range ids {
 		c, _ := f.roster.get(id)
 		switch {
@@ -57,51 +57,51 @@ func (f *Farm) sweep(ctx context.Context) error {
 				f.queue.Add(id)
 			}
 		case locks[id]:
-			c.standing.looks.Ask()
+			c.shared.looks.Ask()
 			f.queue.Add(id) // another's: its next write finds out
 		}
 	}
 	return nil
 }
 
-// deepAtOnce is how many of the controllers that a farm claims between two sweeps it checks deeply at once, and the least that a sweep
+// resyncsAtOnce is how many of the controllers that a farm claims between two sweeps it resyncs at once, and the least that a sweep
 // asks for.
-const deepAtOnce = 64
+const resyncsAtOnce = 64
 
-// checkClaimed says when a controller that was claimed is checked deeply first: at once, unless a farm takes over many, which would
+// resyncClaimed says when a controller that was claimed is resynced first: at once, unless a farm takes over many, which would
 // keep all of them from what has to be done. What has no pods needs none, unless there are books that may show some.
-func (f *Farm) checkClaimed(c *ReplicationController, placements int) {
+func (f *Farm) resyncClaimed(c *ReplicationController, placements int) {
 	switch {
 	case placements == 0 && f.kit.books == nil && !c.memory.recordless:
-		c.standing.is.lastDeep = time.Now()
-	case f.deepLeft.Add(-1) >= 0 || c.memory.recordless:
-		c.standing.is.deep = true
+		c.shared.is.lastResync = time.Now()
+	case f.resyncsLeft.Add(-1) >= 0 || c.memory.recordless:
+		c.shared.is.resync = true
 	}
 }
 
-// checkSome asks for the deep checks that are due, spread over the time until the next sweep: those first that have waited longest, and
+// resyncSome asks for the resyncs that are due, spread over the time until the next sweep: those first that have waited longest, and
 // so many that all of the farm's controllers would have their turn in half of the time that one may go without.
-func (f *Farm) checkSome(now time.Time) {
-	f.deepLeft.Store(deepAtOnce)
+func (f *Farm) resyncSome(now time.Time) {
+	f.resyncsLeft.Store(resyncsAtOnce)
 	var due []*ReplicationController
 	last := map[*ReplicationController]time.Time{}
 	owned := f.roster.all()
 	for _, c := range owned {
-		if at := c.standing.now().lastDeep; now.Sub(at) >= f.cfg.DeepEvery {
+		if at := c.shared.now().lastResync; now.Sub(at) >= f.cfg.ResyncEvery {
 			due, last[c] = append(due, c), at
 		}
 	}
 	slices.SortFunc(due, func(a, b *ReplicationController) int {
 		return cmp.Or(last[a].Compare(last[b]), cmp.Compare(a.ID, b.ID))
 	})
-	due = due[:min(len(due), deepQuota(len(owned), f.cfg.SweepEvery, f.cfg.DeepEvery))]
+	due = due[:min(len(due), resyncQuota(len(owned), f.cfg.SweepEvery, f.cfg.ResyncEvery))]
 	for i, c := range due {
-		c.standing.checkDeeply()
+		c.shared.askResync()
 		f.queue.AddAfter(c.ID, f.cfg.SweepEvery*time.Duration(i)/time.Duration(len(due)))
 	}
 }
 
-// deepQuota returns how many of some controllers a sweep checks deeply.
-func deepQuota(owned int, sweepEvery, deepEvery time.Duration) int {
-	return max(deepAtOnce, int(2*float64(owned)*float64(sweepEvery)/float64(deepEvery)))
+// resyncQuota returns how many of some controllers a sweep resyncs.
+func resyncQuota(owned int, sweepEvery, resyncEvery time.Duration) int {
+	return max(resyncsAtOnce, int(2*float64(owned)*float64(sweepEvery)/float64(resyncEvery)))
 }

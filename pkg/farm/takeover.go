@@ -39,7 +39,7 @@ func (f *Farm) claimFreed(ctx context.Context) (more bool, err error) {
 		return false, err
 	}
 	var free []string
-	for _, id := range f.world.lastRung() {
+	for _, id := range f.cache.lastRung() {
 		if !f.roster.listed(id, locked[id]) {
 			free = append(free, id)
 		}
@@ -86,7 +86,7 @@ func (f *Farm) claimAll(ctx context.Context, ids []string) {
 		}
 		c := f.newController(id, fence)
 		f.kit.stops.claimed(id) // before anybody finds it
-		f.checkClaimed(c, 1)    // it may have pods
+		f.resyncClaimed(c, 1)   // it may have pods
 		if !f.roster.add(c, true) {
 			continue // a worker was faster; its next look learns what it has learnt already
 		}

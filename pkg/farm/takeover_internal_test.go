@@ -13,7 +13,7 @@ import (
 // What rang last comes first.
 func TestLastRung(t *testing.T) {
 	t.Parallel()
-	w := emptyWorld()
+	w := emptyCache()
 	w.bells[0] = map[string]uint64{"old": 3, "changed": 90}
 	w.bells[7] = map[string]uint64{"b": 50, "a": 50}
 	if got := w.lastRung(); !slices.Equal(got, []string{"changed", "a", "b", "old"}) {
@@ -21,9 +21,9 @@ func TestLastRung(t *testing.T) {
 	}
 }
 
-// Deep checks after a farm has taken over many controllers are spread out: some at once, and then a share in each sweep, those
+// Resyncs after a farm has taken over many controllers are spread out: some at once, and then a share in each sweep, those
 // first that have waited longest, so that all have had one in half of the time that one may go without.
-func TestDeepChecksAreSpread(t *testing.T) {
+func TestResyncsAreSpread(t *testing.T) {
 	t.Parallel()
 	log, err := obs.NewLogger(io.Discard, "info", "text")
 	if err != nil {
@@ -35,27 +35,27 @@ func TestDeepChecksAreSpread(t *testing.T) {
 	atOnce := 0
 	for i := range owned {
 		c := &ReplicationController{ID: fmt.Sprint(i), kit: f.kit}
-		f.checkClaimed(c, 3)
+		f.resyncClaimed(c, 3)
 		f.roster.add(c, true)
-		if c.standing.is.deep {
+		if c.shared.is.resync {
 			atOnce++
 		}
 	}
-	if atOnce != deepAtOnce {
-		t.Errorf("%d of %d are checked at once, want %d", atOnce, owned, deepAtOnce)
+	if atOnce != resyncsAtOnce {
+		t.Errorf("%d of %d are checked at once, want %d", atOnce, owned, resyncsAtOnce)
 	}
 	empty := &ReplicationController{kit: f.kit}
-	if f.checkClaimed(empty, 0); empty.standing.is.deep || empty.standing.is.lastDeep.IsZero() {
-		t.Error("what has no pods is checked deeply")
+	if f.resyncClaimed(empty, 0); empty.shared.is.resync || empty.shared.is.lastResync.IsZero() {
+		t.Error("what has no pods is resynced")
 	}
 	now, sweeps := time.Now(), 0
 	for left := owned; left > 0; sweeps++ {
 		asked := 0
-		f.checkSome(now)
+		f.resyncSome(now)
 		for _, c := range f.roster.all() {
-			if c.standing.is.deep {
+			if c.shared.is.resync {
 				asked++
-				c.standing.is.lastDeep, c.standing.is.deep = now, false // as a pass does
+				c.shared.is.lastResync, c.shared.is.resync = now, false // as a pass does
 			}
 		}
 		if most := owned / 8; asked == 0 || asked > most {
@@ -64,7 +64,7 @@ func TestDeepChecksAreSpread(t *testing.T) {
 		left -= asked
 		now = now.Add(f.cfg.SweepEvery)
 	}
-	if took := time.Duration(sweeps) * f.cfg.SweepEvery; took > f.cfg.DeepEvery/2+f.cfg.SweepEvery {
+	if took := time.Duration(sweeps) * f.cfg.SweepEvery; took > f.cfg.ResyncEvery/2+f.cfg.SweepEvery {
 		t.Errorf("it takes %s until all were checked", took)
 	}
 }

@@ -15,16 +15,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-func (w *world) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node]) error {
+func (w *cache) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node]) error {
 	w.emit(unreadableFound{fmt.Sprintf("nodes/%x", shard), s.Corrupt})
 	for _, err := range s.Corrupt {
 		w.log.WithError(err).Error("a node is left out")
 	}
 	records := make(map[string]*node.View, len(s.Recs))
 	for _, rec := range s.Recs {
-		if known := w.now().schema.Value.Epoch; known != "" && rec.Session != "" && rec.Value.Regressed >= known {
+		if known := w.now().schema.Value.Epoch; known != "" && rec.Session != "" && rec.Value.WentBack >= known {
 			w.log.WithField(obs.Node, rec.Value.Name).Warn("a node saw the store go back in time")
-			return w.regressedFrom(ctx, rec.Value.Regressed)
+			return w.wentBackFrom(ctx, rec.Value.WentBack)
 		}
 		record := node.NewView(rec.Value, node.Ops{}, rec.Session != "")
 		if !record.Alive {
@@ -39,7 +39,7 @@ func (w *world) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node
 	return nil
 }
 
-func (w *world) opsSeen(_ context.Context, s store.Seen[node.Ops]) error {
+func (w *cache) opsSeen(_ context.Context, s store.Seen[node.Ops]) error {
 	w.emit(unreadableFound{"nodeops", s.Corrupt})
 	for _, err := range s.Corrupt {
 		w.log.WithError(err).Error("an operator's record of a node is left out")
@@ -54,7 +54,7 @@ func (w *world) opsSeen(_ context.Context, s store.Seen[node.Ops]) error {
 
 // publish joins records and ops into new views. It returns the nodes whose use for pods may have changed, and the
 // controllers of orphans that came or went. The caller holds the mutex.
-func (w *world) publish() (changed, orphaned map[string]bool) {
+func (w *cache) publish() (changed, orphaned map[string]bool) {
 	views, sources := make(map[string]*node.View, len(w.views)), make(map[string]*node.View, len(w.views))
 	orphans := map[string][]reconcile.Orphan{}
 	changed, orphaned = map[string]bool{}, map[string]bool{}
@@ -96,17 +96,17 @@ func (w *world) publish() (changed, orphaned map[string]bool) {
 }
 
 // join returns the view of a node. The caller holds the mutex.
-func (w *world) join(record *node.View) *node.View {
+func (w *cache) join(record *node.View) *node.View {
 	v := *record
 	v.SetOps(w.ops[v.Name])
-	v.Gone = !v.Alive && w.gone[v.Name] == v.FreeIndex
+	v.MachineLost = !v.Alive && w.machinesLost[v.Name] == v.FreeIndex
 	v.Orphans, v.OrphansUnread = w.orphansOn(&record.Node)
 	return &v
 }
 
 // change makes a change of what is known, under the lock, and says which nodes have changed by it, and which controllers have orphans that
 // came or went.
-func (w *world) change(what func()) {
+func (w *cache) change(what func()) {
 	w.mu.Lock()
 	what()
 	changed, orphaned := w.publish()
@@ -127,7 +127,7 @@ const (
 // watchFailed tells nodes that are gone from nodes that have only lost their preparer (R10). It asks while a node's lock is
 // free, and not at all otherwise. An answer is about the deaths that were known when it was asked for: Consul may have meant
 // an earlier one, of a machine that has come back since.
-func (w *world) watchFailed(ctx context.Context) error {
+func (w *cache) watchFailed(ctx context.Context) error {
 	pace := failedMin
 	last := map[string]uint64{} // nodes without a preparer
 	for {
@@ -152,7 +152,7 @@ func (w *world) watchFailed(ctx context.Context) error {
 }
 
 // free returns the nodes whose preparers do not hold their records, with the indices that these have since.
-func (w *world) free() map[string]uint64 {
+func (w *cache) free() map[string]uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	free := map[string]uint64{}
@@ -166,15 +166,15 @@ func (w *world) free() map[string]uint64 {
 
 // failedSeen uses an answer: which of the nodes that were free when it was asked for are on machines that have failed. One whose
 // agent nobody knows is not among them (R10).
-func (w *world) failedSeen(asked map[string]uint64, failed map[string]bool) {
+func (w *cache) failedSeen(asked map[string]uint64, failed map[string]bool) {
 	views, _ := w.nodesAt()
-	gone := map[string]uint64{}
+	lost := map[string]uint64{}
 	for name, index := range asked {
 		if v := views[name]; v != nil && failed[v.ConsulNode] {
-			gone[name] = index
+			lost[name] = index
 		}
 	}
-	if !maps.Equal(gone, w.gone) {
-		w.change(func() { w.gone, w.sources = gone, nil })
+	if !maps.Equal(lost, w.machinesLost) {
+		w.change(func() { w.machinesLost, w.sources = lost, nil })
 	}
 }

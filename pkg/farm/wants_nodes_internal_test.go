@@ -23,8 +23,8 @@ func TestAMoveWithoutRoomWantsNodes(t *testing.T) {
 		plan.Short(s, make([]pod.Identity, missing), "drained 3", time.Second)
 		ps.snapshot = s
 		ps.remember(plan, 0, nil)
-		if c.standing.now().wantsNodes != want || c.standing.now().concernedBy(other) != want {
-			t.Errorf("%d missing: wantsNodes %t, concerned by any node %t", missing, c.standing.now().wantsNodes, c.standing.now().concernedBy(other))
+		if c.shared.now().wantsNodes != want || c.shared.now().concernedBy(other) != want {
+			t.Errorf("%d missing: wantsNodes %t, concerned by any node %t", missing, c.shared.now().wantsNodes, c.shared.now().concernedBy(other))
 		}
 	}
 }
@@ -48,8 +48,8 @@ func TestAControllerWithItsPodsWantsNoNodes(t *testing.T) {
 		ps.snapshot = &reconcile.Snapshot{Now: time.Now()}
 		plan := &reconcile.Plan{Status: rc.Status{Desired: try.desired, Placed: 1}, Changes: []reconcile.Change{place, place}}
 		ps.remember(plan, try.wrote, try.err)
-		if c.standing.now().wantsNodes != try.want {
-			t.Errorf("%s: wantsNodes %t", name, c.standing.now().wantsNodes)
+		if c.shared.now().wantsNodes != try.want {
+			t.Errorf("%s: wantsNodes %t", name, c.shared.now().wantsNodes)
 		}
 	}
 }

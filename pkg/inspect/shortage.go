@@ -84,7 +84,7 @@ var advice = []struct {
 }{
 	{scheduler.Selector, "have labels that its selector %q does not match", "Change the selector, or label a node: rcctl node label NODE KEY=VALUE"},
 	{scheduler.NotAlive, "have no living preparer", "Start the preparer there."},
-	{scheduler.NotSettled, "have not yet said what they run, since the store was new or went back", "Wait; if it stays so, look at the preparer there."},
+	{scheduler.NotSynced, "have not yet said what they run, since the store was new or went back", "Wait; if it stays so, look at the preparer there."},
 	{scheduler.Drained, "are drained or cordoned", "When they are wanted again: rcctl node undrain NODE, rcctl node uncordon NODE"},
 	{scheduler.Relabelled, "have labels that are not those that placing counts on there", "Wait: a farm mends that within a minute."},
 	{scheduler.Avoided, "are where it is or was, or did not become available when it was moved there", "Look at them: rcctl pods; or add a node."},

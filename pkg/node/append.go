@@ -12,7 +12,7 @@ func (r *Reservation) AppendJSON(b []byte) []byte {
 	if r.Ineligible {
 		b = append(b, `"closed":true,`...)
 	}
-	if r.Labels != (Stamps{}) {
+	if r.Labels != (LabelVersions{}) {
 		b = append(b, `"labels":{`...)
 		if r.Labels.Own != "" {
 			b = field.AppendText(append(b, `"own":`...), r.Labels.Own)

@@ -38,9 +38,9 @@ type Node struct {
 	Anonymous string `json:"anonymous,omitempty"`
 	// Shut: the preparer takes no new intents because of that.
 	Shut bool `json:"shut,omitempty"`
-	// Regressed is the epoch that was current when the preparer saw the store go back in time. Farms that find it at or
+	// WentBack is the epoch that was current when the preparer saw the store go back in time. Farms that find it at or
 	// after the cluster's epoch renew that.
-	Regressed string `json:"regressed,omitempty"`
+	WentBack string `json:"regressed,omitempty"`
 	// OrphanPages says where the pods are listed that run without a matching intent. Without it the record does not say, as
 	// when the preparer has not read its intents yet; or it is of an older preparer, which listed them in Orphans.
 	OrphanPages *OrphanPages `json:"orphan_pages,omitempty"`
@@ -95,11 +95,11 @@ type View struct {
 	// FreeIndex is the index of the record while nobody holds it, else zero. It names one death of the preparer: whoever holds the
 	// record moves it.
 	FreeIndex uint64
-	// Gone means that the machine's Consul agent has failed, besides the preparer. A node that is neither alive nor gone is
-	// unmanaged: its pods are assumed to run on, unless its machine was gone before; see reconcile.Snapshot.
-	Gone bool
-	// Stamps are those of the labels, made once for many questions; empty in a view that was not made by NewView.
-	Stamps Stamps
+	// MachineLost means that the machine's Consul agent has failed, besides the preparer. A node that is neither alive nor lost is
+	// unmanaged: its pods are assumed to run on, unless its machine was lost before; see reconcile.Snapshot.
+	MachineLost bool
+	// LabelVersions are those of the labels, made once for many questions; empty in a view that was not made by NewView.
+	LabelVersions LabelVersions
 	// OrphansUnread: the record speaks of pages that have not been read. Until they are, Orphans are those of an earlier record.
 	OrphansUnread bool
 }
@@ -139,7 +139,7 @@ func (v *View) Eligible() bool { return !v.Ops.Unschedulable && v.Ops.Drain == n
 // two farms cannot hand out the same port or the last slot twice (P3).
 type Reservation struct {
 	Ineligible bool             `json:"closed,omitempty"` // drained: nothing may be added
-	Labels     Stamps           `json:"labels,omitzero"`  // of the node's labels: nothing may be added by whoever knows others
+	Labels     LabelVersions    `json:"labels,omitzero"`  // of the node's labels: nothing may be added by whoever knows others
 	Claims     map[string]Claim `json:"holders"`          // by pod.Identity.String()
 }
 
@@ -169,7 +169,7 @@ func (h Claim) With(other Claim) Claim {
 // Bytes returns an upper bound of the reservation's length as JSON. Encoding it for each pod that it is for would be a good part
 // of placing thousands.
 func (r Reservation) Bytes() int {
-	const number, rest = 21, len(`{"closed":true,"labels":{"own":"","operators":""},"holders":{}}`) + 2*stampBytes
+	const number, rest = 21, len(`{"closed":true,"labels":{"own":"","operators":""},"holders":{}}`) + 2*labelVersionBytes
 	size := rest
 	for key, h := range r.Claims {
 		const names = len(`"":{"pod":{"rc_id":"","role":"","index":},"ports":[],"cpu":,"memory":},`)

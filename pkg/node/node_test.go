@@ -18,7 +18,7 @@ import (
 func TestReservationBytesIsAnUpperBound(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		r := node.Reservation{Ineligible: rapid.Bool().Draw(t, "closed"), Labels: drawStamps(t), Claims: map[string]node.Claim{}}
+		r := node.Reservation{Ineligible: rapid.Bool().Draw(t, "closed"), Labels: drawVersions(t), Claims: map[string]node.Claim{}}
 		for range rapid.IntRange(0, 5).Draw(t, "holders") {
 			id := pod.Identity{
 				RCID: rapid.String().Draw(t, "rc"), Role: rapid.String().Draw(t, "role"),
@@ -71,9 +71,9 @@ func TestEveryFieldIsAppended(t *testing.T) {
 	all := []node.Reservation{
 		{},
 		{Ineligible: true},
-		{Labels: node.Stamps{Own: "x"}},
-		{Labels: node.Stamps{Operators: "y"}},
-		{Labels: node.Stamps{Own: "x", Operators: "y"}},
+		{Labels: node.LabelVersions{Own: "x"}},
+		{Labels: node.LabelVersions{Operators: "y"}},
+		{Labels: node.LabelVersions{Own: "x", Operators: "y"}},
 		{Claims: map[string]node.Claim{"a/main.1": h, "b": {CPU: 1}, "c": {Memory: 1}, "d": {}}},
 	}
 	for _, r := range all {
@@ -81,7 +81,7 @@ func TestEveryFieldIsAppended(t *testing.T) {
 			t.Errorf("appends %s, encoding/json writes %s, %v", r.AppendJSON(nil), want, err)
 		}
 	}
-	fields := reflect.TypeFor[node.Reservation]().NumField() + reflect.TypeFor[node.Stamps]().NumField() + reflect.TypeFor[node.Claim]().NumField()
+	fields := reflect.TypeFor[node.Reservation]().NumField() + reflect.TypeFor[node.LabelVersions]().NumField() + reflect.TypeFor[node.Claim]().NumField()
 	if fields != 3+2+4 {
 		t.Errorf("a reservation and its parts have %d fields: append the new ones, and set them here", fields)
 	}

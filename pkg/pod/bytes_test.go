@@ -34,7 +34,7 @@ func TestBytesAreUpperBounds(t *testing.T) {
 		}
 		for range rapid.IntRange(0, 3).Draw(t, "ghosts") {
 			p.Ghosts = append(p.Ghosts, pod.Ghost{
-				Node: text.Draw(t, "ghost"), Revision: number.Draw(t, "stop"), Lost: rapid.Bool().Draw(t, "lost"), Gone: rapid.Bool().Draw(t, "gone"), DeadIndex: rapid.Uint64().Draw(t, "ghost death"), Since: when.Draw(t, "since"), Ports: ports.Draw(t, "ports"),
+				Node: text.Draw(t, "ghost"), Revision: number.Draw(t, "stop"), LeftBecauseLost: rapid.Bool().Draw(t, "lost"), MachineLost: rapid.Bool().Draw(t, "gone"), DeadIndex: rapid.Uint64().Draw(t, "ghost death"), Since: when.Draw(t, "since"), Ports: ports.Draw(t, "ports"),
 			})
 		}
 		atMost(t, p, p.Bytes())

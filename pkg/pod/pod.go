@@ -149,11 +149,11 @@ type Ghost struct {
 	Node string `json:"node"`
 	// Revision is that of the stop that the node must confirm. While it is zero the copy keeps running, until the
 	// pod is available on its new node (R7).
-	Revision  int64     `json:"revision,omitempty"`
-	Lost      bool      `json:"lost,omitempty"`       // it was left because its node was lost; if it returns in time it keeps the pod
-	Gone      bool      `json:"gone,omitempty"`       // its machine is lost: what it reported last does not count
-	DeadIndex uint64    `json:"dead_index,omitempty"` // of the node's record: the death that Gone is about
-	Since     time.Time `json:"since"`
+	Revision        int64     `json:"revision,omitempty"`
+	LeftBecauseLost bool      `json:"lost,omitempty"`       // it was left because its node was lost; if it returns in time it keeps the pod
+	MachineLost     bool      `json:"gone,omitempty"`       // its machine is lost: what it reported last does not count
+	DeadIndex       uint64    `json:"dead_index,omitempty"` // of the node's record: the death that MachineLost is about
+	Since           time.Time `json:"since"`
 	// Ports are the numbers that the copy has there: dynamic ones differ from node to node.
 	Ports map[string]int `json:"ports,omitempty"`
 }
@@ -281,13 +281,13 @@ type Orphan struct {
 	Ports    map[string]int `json:"ports,omitempty"`
 	CPU      int64          `json:"cpu,omitempty"`    // thousandths of a core
 	Memory   int64          `json:"memory,omitempty"` // bytes
-	Reason   string         `json:"reason"`           // ReasonOrphaned or ReasonRegressed
+	Reason   string         `json:"reason"`           // ReasonOrphaned or ReasonAhead
 }
 
 // Why a pod runs without a matching intent.
 const (
-	ReasonOrphaned  = "orphaned"  // there is no intent
-	ReasonRegressed = "regressed" // the intent's revision is lower than what was applied
+	ReasonOrphaned = "orphaned"  // there is no intent
+	ReasonAhead    = "regressed" // the intent's revision is lower than what was applied
 )
 
 // NextRevision returns the revision for a new decision about an identity: at least now in unix milliseconds, and

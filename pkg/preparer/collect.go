@@ -49,7 +49,7 @@ func (c *collector) look(now time.Time) {
 	for _, e := range old {
 		errs = append(errs, c.forget(e))
 	}
-	c.trouble.Saw("tombstones", "old tombstones cannot be removed", errors.Join(errs...))
+	c.limiter.Saw("tombstones", "old tombstones cannot be removed", errors.Join(errs...))
 	c.node.ReleaseUsers(c.known)
 }
 
@@ -62,7 +62,7 @@ func (c *collector) collectable(now time.Time) (stopped, old []*entry) {
 			case e.want != nil || e.working:
 			case e.state == Stopped && stoppedFor(&e.rec, c.began, now) >= c.cfg.KeepStopped:
 				stopped = append(stopped, e)
-			case e.state == Collected && e.standing.verdict == Gone && c.board.Erased(e.id):
+			case e.state == Collected && e.decided.verdict == Forgotten && c.board.Erased(e.id):
 				old = append(old, e)
 			}
 		}
@@ -190,5 +190,5 @@ func (c *collector) pruneOnce() {
 	for _, digest := range removed {
 		c.log.WithField(fieldDigest, install.Short(digest)).Info("artifact removed from the cache")
 	}
-	c.trouble.Saw("artifact cache", "artifacts that are not needed cannot be removed", err)
+	c.limiter.Saw("artifact cache", "artifacts that are not needed cannot be removed", err)
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// World is what is known of the node's intents.
-type World struct {
+// IntentSet is what is known of the node's intents.
+type IntentSet struct {
 	// Known is false until one whole answer was read. Then nothing follows from the absence of anything.
 	Known bool
 	// Intents are those that this build understands.
@@ -33,14 +33,14 @@ type Verdict string
 
 // The verdicts. None but Accept leads to any process being stopped (P4).
 const (
-	Bar     Verdict = "bar"     // the intent would be accepted, and the node is shut: the pod stays as it is
-	Leave   Verdict = "leave"   // nothing can be said; everything stays as it is
-	Accept  Verdict = "accept"  // the intent is newer than everything accepted before: carry it out
-	Agree   Verdict = "agree"   // the intent is the accepted one
-	Orphan  Verdict = "orphan"  // there is no intent: the pod keeps running
-	Regress Verdict = "regress" // the intent is older than the accepted one: the pod keeps running as accepted
-	Refuse  Verdict = "refuse"  // the intent wants to run what was stopped at the same or a higher revision
-	Gone    Verdict = "gone"    // there is no intent, and the pod was stopped: its reality has served its purpose
+	NodeShut  Verdict = "bar"     // the intent would be accepted, and the node is shut: the pod stays as it is
+	Ignore    Verdict = "leave"   // nothing can be said; everything stays as it is
+	Accept    Verdict = "accept"  // the intent is newer than everything accepted before: carry it out
+	Unchanged Verdict = "agree"   // the intent is the accepted one
+	Orphan    Verdict = "orphan"  // there is no intent: the pod keeps running
+	Ahead     Verdict = "regress" // the intent is older than the accepted one: the pod keeps running as accepted
+	Refuse    Verdict = "refuse"  // the intent wants to run what was stopped at the same or a higher revision
+	Forgotten Verdict = "gone"    // there is no intent, and the pod was stopped: its reality has served its purpose
 )
 
 // Decision is the verdict on one identity. Intent is the zero value where there is none.
@@ -50,9 +50,9 @@ type Decision struct {
 	Intent  pod.Intent
 }
 
-// Decide compares what the node was told with what it has accepted, one decision per identity, in order. An unknown
-// world decides nothing.
-func Decide(w World, local map[pod.Identity]Local) []Decision {
+// Decide compares what the node was told with what it has accepted, one decision per identity, in order. From intents
+// that are not known nothing follows.
+func Decide(w IntentSet, local map[pod.Identity]Local) []Decision {
 	if !w.Known {
 		return nil
 	}
@@ -66,9 +66,9 @@ func Decide(w World, local map[pod.Identity]Local) []Decision {
 		out[i] = Decision{ID: id, Intent: in}
 		switch {
 		case w.Unreadable[id]:
-			out[i].Verdict = Leave
+			out[i].Verdict = Ignore
 		case asked && (!known || in.Revision > l.Revision) && w.Shut:
-			out[i].Verdict = Bar
+			out[i].Verdict = NodeShut
 		case asked && (!known || in.Revision > l.Revision):
 			out[i].Verdict = Accept
 		case asked:
@@ -86,9 +86,9 @@ func older(in pod.Intent, l Local) Verdict {
 	case l.Stop && in.State == pod.Running:
 		return Refuse
 	case l.Stop || in.Revision == l.Revision:
-		return Agree
+		return Unchanged
 	default:
-		return Regress
+		return Ahead
 	}
 }
 
@@ -96,9 +96,9 @@ func older(in pod.Intent, l Local) Verdict {
 func absent(l Local) Verdict {
 	switch {
 	case l.Stopped:
-		return Gone
+		return Forgotten
 	case l.Stop:
-		return Leave // the accepted stop is carried to its end
+		return Ignore // the accepted stop is carried to its end
 	default:
 		return Orphan
 	}

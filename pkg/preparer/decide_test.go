@@ -32,33 +32,33 @@ func TestDecide(t *testing.T) {
 		"stop of one never seen":        {intent: stopped(1), want: Accept},
 		"newer":                         {intent: running(6), local: runs, want: Accept},
 		"newer stop":                    {intent: stopped(6), local: runs, want: Accept},
-		"new, shut":                     {intent: running(1), shut: true, want: Bar},
-		"newer, shut":                   {intent: running(6), local: runs, shut: true, want: Bar},
-		"newer stop, shut":              {intent: stopped(6), local: runs, shut: true, want: Bar},
-		"same, shut":                    {intent: running(5), local: runs, shut: true, want: Agree},
+		"new, shut":                     {intent: running(1), shut: true, want: NodeShut},
+		"newer, shut":                   {intent: running(6), local: runs, shut: true, want: NodeShut},
+		"newer stop, shut":              {intent: stopped(6), local: runs, shut: true, want: NodeShut},
+		"same, shut":                    {intent: running(5), local: runs, shut: true, want: Unchanged},
 		"missing, shut":                 {local: runs, shut: true, want: Orphan},
-		"missing when stopped, shut":    {local: buried, shut: true, want: Gone},
-		"same":                          {intent: running(5), local: runs, want: Agree},
-		"stop at the same revision":     {intent: stopped(5), local: runs, want: Agree},
-		"older":                         {intent: running(4), local: runs, want: Regress},
-		"older stop":                    {intent: stopped(4), local: runs, want: Regress},
+		"missing when stopped, shut":    {local: buried, shut: true, want: Forgotten},
+		"same":                          {intent: running(5), local: runs, want: Unchanged},
+		"stop at the same revision":     {intent: stopped(5), local: runs, want: Unchanged},
+		"older":                         {intent: running(4), local: runs, want: Ahead},
+		"older stop":                    {intent: stopped(4), local: runs, want: Ahead},
 		"missing":                       {local: runs, want: Orphan},
-		"unreadable":                    {intent: stopped(9), local: runs, unreadable: true, want: Leave},
-		"missing while stopping":        {local: stopping, want: Leave},
-		"missing when stopped":          {local: buried, want: Gone},
-		"stop again":                    {intent: stopped(5), local: buried, want: Agree},
-		"older stop when stopped":       {intent: stopped(4), local: buried, want: Agree},
+		"unreadable":                    {intent: stopped(9), local: runs, unreadable: true, want: Ignore},
+		"missing while stopping":        {local: stopping, want: Ignore},
+		"missing when stopped":          {local: buried, want: Forgotten},
+		"stop again":                    {intent: stopped(5), local: buried, want: Unchanged},
+		"older stop when stopped":       {intent: stopped(4), local: buried, want: Unchanged},
 		"run below the tombstone":       {intent: running(4), local: buried, want: Refuse},
 		"run at the tombstone":          {intent: running(5), local: buried, want: Refuse},
 		"run at the stop under way":     {intent: running(5), local: stopping, want: Refuse},
 		"run above the tombstone":       {intent: running(6), local: buried, want: Accept},
 		"newer stop above a tombstone":  {intent: stopped(6), local: buried, want: Accept},
-		"unreadable above a tombstone":  {local: buried, unreadable: true, want: Leave},
-		"unreadable and not known here": {intent: running(1), unreadable: true, want: Leave},
+		"unreadable above a tombstone":  {local: buried, unreadable: true, want: Ignore},
+		"unreadable and not known here": {intent: running(1), unreadable: true, want: Ignore},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := World{Known: true, Shut: c.shut, Intents: map[pod.Identity]pod.Intent{}, Unreadable: map[pod.Identity]bool{ident(0): c.unreadable}}
+			w := IntentSet{Known: true, Shut: c.shut, Intents: map[pod.Identity]pod.Intent{}, Unreadable: map[pod.Identity]bool{ident(0): c.unreadable}}
 			local := map[pod.Identity]Local{}
 			if c.intent != nil {
 				w.Intents[ident(0)] = *c.intent
@@ -78,8 +78,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func drawWorld(t *rapid.T, label string) World {
-	w := World{Known: rapid.Bool().Draw(t, label+" known"), Intents: map[pod.Identity]pod.Intent{}, Unreadable: map[pod.Identity]bool{}}
+func drawWorld(t *rapid.T, label string) IntentSet {
+	w := IntentSet{Known: rapid.Bool().Draw(t, label+" known"), Intents: map[pod.Identity]pod.Intent{}, Unreadable: map[pod.Identity]bool{}}
 	for i := range 4 {
 		switch rapid.IntRange(0, 4).Draw(t, fmt.Sprint(label, " kind ", i)) {
 		case 0, 1: // no intent

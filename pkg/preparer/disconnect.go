@@ -23,21 +23,21 @@ func stopAfter(m *manifest.Manifest) time.Duration {
 	return m.Disconnect.StopAfter.Or(proc.Never)
 }
 
-// watchContact stops pods that do not run without Consul, and keeps the note of the last contact fresh for their sake. Without such pods there
+// watchConnectivity stops pods that do not run without Consul, and keeps the note of the last contact fresh for their sake. Without such pods there
 // is nothing to do and nothing is written.
-func (p *Preparer) watchContact(ctx context.Context) {
+func (p *Preparer) watchConnectivity(ctx context.Context) {
 	const key = "contact"
 	wait.Each(ctx, p.contact.Changed, func() time.Duration {
-		next, err := p.tendContact()
-		if !p.trouble.Failed(ctx, key, "time of last contact with Consul cannot be noted; after a restart pods may stop early", err) && next == proc.Never {
+		next, err := p.checkConnectivity()
+		if !p.limiter.Failed(ctx, key, "time of last contact with Consul cannot be noted; after a restart pods may stop early", err) && next == proc.Never {
 			next = time.Hour // nothing is due; a change wakes this
 		}
 		return next
 	})
 }
 
-// tendContact does what is due, and returns when something is due again.
-func (p *Preparer) tendContact() (due time.Duration, err error) {
+// checkConnectivity does what is due, and returns when something is due again.
+func (p *Preparer) checkConnectivity() (due time.Duration, err error) {
 	now, err := proc.Now()
 	if err != nil {
 		return claim.MinNoteEvery, err

@@ -288,7 +288,7 @@ func TestNameConflictStopsNothing(t *testing.T) {
 			why:    "wiped or restored",
 		},
 		"a world that went back": {
-			record: func(b *bench, n *node.Node) { n.Epoch, n.Regressed = b.epoch(), b.epoch() },
+			record: func(b *bench, n *node.Node) { n.Epoch, n.WentBack = b.epoch(), b.epoch() },
 			why:    "wiped or restored",
 		},
 		"it has read nothing": {

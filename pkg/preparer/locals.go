@@ -81,19 +81,19 @@ func (l *locals) take(ctx context.Context) (release func(), err error) {
 
 // desired is what local services shall be, as the pods need it.
 type desired struct {
-	world World
-	specs map[string]local.Spec // by digest
-	names map[string]bool       // of the services, which are the ids of their pods
+	intents IntentSet
+	specs   map[string]local.Spec // by digest
+	names   map[string]bool       // of the services, which are the ids of their pods
 }
 
 // publish has the pods be what local services shall be now. The caller has the turn.
 func (l *locals) publish() {
-	d := desired{world: World{Known: true, Intents: map[pod.Identity]pod.Intent{}}, specs: map[string]local.Spec{}, names: map[string]bool{}}
+	d := desired{intents: IntentSet{Known: true, Intents: map[pod.Identity]pod.Intent{}}, specs: map[string]local.Spec{}, names: map[string]bool{}}
 	for name, s := range l.all {
 		d.names[name] = true
 		maps.Copy(d.specs, s.Specs)
 		for _, in := range s.Intents() {
-			d.world.Intents[in.Identity] = in
+			d.intents.Intents[in.Identity] = in
 		}
 	}
 	l.pods.do(func() {
@@ -121,7 +121,7 @@ func (l *locals) seen() map[pod.Identity]local.Seen {
 			if e.want == nil {
 				r, _ := l.board.Reality(id)
 				was.Stopped = e.rec.StoppedAt != nil
-				was.Settled = r.Revision == in.Revision && r.Digest == in.Digest && (r.Available || r.State == pod.StateEnded)
+				was.Converged = r.Revision == in.Revision && r.Digest == in.Digest && (r.Available || r.State == pod.StateEnded)
 			}
 			seen[id] = was
 		}
@@ -270,7 +270,7 @@ func (l *locals) claimName(name string) (err error) {
 		for _, e := range l.pods.all {
 			intents = append(intents, e.accepted().Intent)
 		}
-		for _, in := range l.pods.world.Intents {
+		for _, in := range l.pods.intents.Intents {
 			intents = append(intents, in)
 		}
 		if id, taken := local.Conflict(name, intents...); taken {
@@ -318,7 +318,7 @@ func (l *locals) watch(ctx context.Context) {
 	wait.Each(ctx, l.wake, func() time.Duration {
 		err := l.step(ctx, first)
 		first = false
-		if l.trouble.Saw(key, "local services cannot be brought further, trying again", err) {
+		if l.limiter.Saw(key, "local services cannot be brought further, trying again", err) {
 			return pace.NextBackOff()
 		}
 		pace.Reset()

@@ -48,8 +48,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 }
 
-// stands publishes whether the node's lock is held, and whether the world is known.
-func (m *Metrics) stands(locked, known bool) {
+// known publishes whether the node's lock is held, and whether the intents are known.
+func (m *Metrics) known(locked, known bool) {
 	m.locked.Set(obs.Flag(locked))
 	m.connected.Set(obs.Flag(locked && known))
 }

@@ -18,7 +18,7 @@ import (
 type observation struct {
 	node      string
 	rec       Record
-	standing  standing
+	decided   decided
 	activity  activity
 	doing     string
 	procs     []runtime.Status // of the installed version
@@ -70,7 +70,7 @@ func observe(o observation) pod.Reality {
 	if o.doing != "" && !broken(r.State) { // why it failed last stays until it does not any more
 		r.Message = o.doing
 	}
-	standOut(&r, o.standing)
+	tellDecided(&r, o.decided)
 	r.Message = shorten(r.Message, maxMessage)
 	return r
 }
@@ -211,10 +211,10 @@ func downMessage(status runtime.Status) string {
 	}
 }
 
-// standOut says in the reality how the pod stands to its intent.
-func standOut(r *pod.Reality, s standing) {
+// tellDecided says in the reality what the verdict on the pod is.
+func tellDecided(r *pod.Reality, d decided) {
 	var text string
-	switch s.verdict {
+	switch d.verdict {
 	case Orphan:
 		text = "orphaned: it has no intent and keeps running until its owner adopts it or stops it with a higher revision"
 		if r.State == pod.StatePending { // it is held back
@@ -225,12 +225,12 @@ func standOut(r *pod.Reality, s standing) {
 		} else if slices.Contains([]pod.State{pod.StateRunning, pod.StateReady, pod.StateUnhealthy}, r.State) {
 			r.State = pod.StateOrphaned
 		}
-	case Regress:
-		text = fmt.Sprintf("regressed: its intent has revision %d, but revision %d was applied; it keeps running as applied", s.revision, r.Revision)
-	case Bar:
-		text = fmt.Sprintf("revision %d is not taken: pods can write to Consul without a token, and this node runs with --isolation on; it stays as it is", s.revision)
+	case Ahead:
+		text = fmt.Sprintf("regressed: its intent has revision %d, but revision %d was applied; it keeps running as applied", d.revision, r.Revision)
+	case NodeShut:
+		text = fmt.Sprintf("revision %d is not taken: pods can write to Consul without a token, and this node runs with --isolation on; it stays as it is", d.revision)
 	case Refuse:
-		text = fmt.Sprintf("refused to run revision %d: it was stopped at revision %d; use a higher one", s.revision, r.Revision)
+		text = fmt.Sprintf("refused to run revision %d: it was stopped at revision %d; use a higher one", d.revision, r.Revision)
 	default:
 		return
 	}

@@ -73,15 +73,15 @@ func TestObserve(t *testing.T) {
 		"done in part":          {observation{rec: rec, procs: append(procsIn(runtime.Running), ended(0)[0])}, pod.StateRunning, false, rec.Intent.Digest, 7, ""},
 		"nobody knows":          {observation{rec: rec, missing: true, spent: true}, pod.StateFailed, false, rec.Intent.Digest, 7, "runs at most once"},
 		"not started again":     {observation{rec: rec, procs: loops(runtime.Exited)}, pod.StateFailed, false, rec.Intent.Digest, 7, "leaves it at that"},
-		"crash-looping orphan":  {observation{rec: rec, procs: loops(runtime.Running), standing: standing{verdict: Orphan}}, pod.StateCrashLooping, false, rec.Intent.Digest, 7, "orphaned"},
+		"crash-looping orphan":  {observation{rec: rec, procs: loops(runtime.Running), decided: decided{verdict: Orphan}}, pod.StateCrashLooping, false, rec.Intent.Digest, 7, "orphaned"},
 		"upgrade fetches":       {observation{rec: upgrading, procs: up, available: true, activity: activity{state: pod.StateFetching}}, pod.StateFetching, true, rec.Intent.Digest, 9, ""},
 		"upgrade fails":         {observation{rec: upgrading, procs: up, available: true, activity: activity{state: pod.StateFailed, message: "no such file"}}, pod.StateFailed, true, rec.Intent.Digest, 9, "no such file"},
-		"orphan":                {observation{rec: rec, procs: up, available: true, standing: standing{verdict: Orphan}}, pod.StateOrphaned, true, rec.Intent.Digest, 7, "orphaned"},
-		"crashed orphan":        {observation{rec: rec, procs: procsIn(runtime.Backoff), standing: standing{verdict: Orphan}}, pod.StateFailed, false, rec.Intent.Digest, 7, "orphaned"},
-		"regressed":             {observation{rec: rec, procs: up, available: true, standing: standing{Regress, 3}}, pod.StateReady, true, rec.Intent.Digest, 7, "revision 3"},
+		"orphan":                {observation{rec: rec, procs: up, available: true, decided: decided{verdict: Orphan}}, pod.StateOrphaned, true, rec.Intent.Digest, 7, "orphaned"},
+		"crashed orphan":        {observation{rec: rec, procs: procsIn(runtime.Backoff), decided: decided{verdict: Orphan}}, pod.StateFailed, false, rec.Intent.Digest, 7, "orphaned"},
+		"regressed":             {observation{rec: rec, procs: up, available: true, decided: decided{Ahead, 3}}, pod.StateReady, true, rec.Intent.Digest, 7, "revision 3"},
 		"stopping":              {observation{rec: stopping, procs: up, available: true}, pod.StateStopping, false, rec.Intent.Digest, 9, ""},
 		"stopped":               {observation{rec: stopping.buried(time.Now())}, pod.StateStopped, false, "", 9, ""},
-		"refused":               {observation{rec: stopping.buried(time.Now()), standing: standing{Refuse, 8}}, pod.StateStopped, false, "", 9, "refused to run revision 8"},
+		"refused":               {observation{rec: stopping.buried(time.Now()), decided: decided{Refuse, 8}}, pod.StateStopped, false, "", 9, "refused to run revision 8"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -243,7 +243,7 @@ func TestReadinessGoesOn(t *testing.T) {
 func TestMessagesAreBounded(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{strings.Repeat("ä", 900_000), "a" + strings.Repeat("ä", 900_000), strings.Repeat("x\xff", 900_000), "short \xff"} {
-		o := observation{rec: sampleRecord(0), activity: activity{state: pod.StateFailed, message: text}, standing: standing{verdict: Orphan}}
+		o := observation{rec: sampleRecord(0), activity: activity{state: pod.StateFailed, message: text}, decided: decided{verdict: Orphan}}
 		got := observe(o).Message
 		if len(got) > maxMessage || !utf8.ValidString(got) || len(text) > maxMessage && !strings.HasSuffix(got, "...") || !strings.HasPrefix(got, "orphaned") {
 			t.Errorf("%d bytes of text: a message of %d, %.100q", len(text), len(got), got)

@@ -67,14 +67,14 @@ func (ob *observer) observeDue(now time.Time) (next time.Time) {
 func (ob *observer) observeOne(e *entry, now time.Time, tails map[string]pod.Reality) (due time.Time) {
 	said := ob.agent.Said(e.id)
 	o := observation{
-		node: ob.cfg.Node.Name, rec: e.rec, standing: e.standing, activity: e.activity, doing: e.doing, spent: e.state == Spent,
+		node: ob.cfg.Node.Name, rec: e.rec, decided: e.decided, activity: e.activity, doing: e.doing, spent: e.state == Spent,
 		standby: said.Standby, unlisted: !said.Known, check: said.Check, complaint: said.Complaint,
 	}
 	if o.rec.Version == 0 {
 		return time.Time{} // nothing is reported that is not saved
 	}
-	erase := e.standing.verdict == Gone && o.rec.StoppedAt != nil
-	silent := o.rec.StoppedAt != nil && (erase || e.standing.verdict == "")
+	erase := e.decided.verdict == Forgotten && o.rec.StoppedAt != nil
+	silent := o.rec.StoppedAt != nil && (erase || e.decided.verdict == "")
 	if ob.board.Erase(e.id, erase, silent); silent {
 		return time.Time{}
 	}
@@ -155,5 +155,5 @@ func (ob *observer) count() {
 	}
 	m.orphans.Set(float64(orphans))
 	m.restarts.Add(float64(restarts))
-	m.stands(ob.contact.Locked(), ob.contact.Informed())
+	m.known(ob.contact.Locked(), ob.contact.Informed())
 }

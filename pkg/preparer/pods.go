@@ -24,12 +24,12 @@ type pods struct {
 	record wait.Signal // the node record may have changed
 	log    obs.Logger
 
-	mu    sync.Mutex // guards all below, and all of every entry but what says otherwise
-	all   map[pod.Identity]*entry
-	queue []*entry // that need a worker
-	world World    // of the session that there is
-	epoch string   // that belongs to world
-	local desired  // what the node's own services shall be
+	mu      sync.Mutex // guards all below, and all of every entry but what says otherwise
+	all     map[pod.Identity]*entry
+	queue   []*entry  // that need a worker
+	intents IntentSet // of the session that there is
+	epoch   string    // that belongs to the intents
+	local   desired   // what the node's own services shall be
 }
 
 func newPods(log obs.Logger) *pods {
@@ -99,7 +99,7 @@ type entry struct {
 	rec      Record      // as last saved; its version is zero before the first save
 	unsaved  bool        // rec was rebuilt from the runtime and is not on the disk yet
 	want     *pod.Intent // accepted and not saved yet
-	standing standing
+	decided  decided
 	activity activity
 	doing    string // what its worker has been waiting for a while; empty: nothing
 
@@ -125,8 +125,8 @@ type entry struct {
 	cancel context.CancelFunc // of the installation under way; nil when none is
 }
 
-// standing is what the intents say about a pod besides what it accepted; the zero value means that they are not known.
-type standing struct {
+// decided is the last verdict on a pod; the zero value means that its intent is not known.
+type decided struct {
 	verdict  Verdict
 	revision int64 // of the intent
 }
@@ -204,7 +204,7 @@ func (e *entry) interrupt() {
 
 // orphan returns what farms must know of a pod that runs without a matching intent.
 func (e *entry) orphan() (pod.Orphan, bool) {
-	reason := map[Verdict]string{Orphan: pod.ReasonOrphaned, Regress: pod.ReasonRegressed}[e.standing.verdict]
+	reason := map[Verdict]string{Orphan: pod.ReasonOrphaned, Ahead: pod.ReasonAhead}[e.decided.verdict]
 	if reason == "" {
 		return pod.Orphan{}, false
 	}

@@ -29,16 +29,16 @@ func TestOrphansAreSorted(t *testing.T) {
 	const all = 20
 	for i := range all {
 		e := p.add(ident(i), sampleRecord(i))
-		e.standing.verdict = Orphan
+		e.decided.verdict = Orphan
 		if i == 5 {
-			e.standing.verdict = Regress
+			e.decided.verdict = Ahead
 		}
 	}
 	stopped := p.add(ident(all), sampleRecord(all).buried(time.Now()))
-	stopped.rec.Intent.State, stopped.standing.verdict = pod.Stopped, Orphan
+	stopped.rec.Intent.State, stopped.decided.verdict = pod.Stopped, Orphan
 	p.add(ident(all+1), sampleRecord(all+1)) // not an orphan
 	listed := p.orphans()
-	if len(listed) != all || listed[5].Reason != pod.ReasonRegressed {
+	if len(listed) != all || listed[5].Reason != pod.ReasonAhead {
 		t.Fatalf("%d listed: %+v", len(listed), listed)
 	}
 	for i, o := range listed {
@@ -65,8 +65,8 @@ func TestNewWorld(t *testing.T) {
 		Recs:    []store.Rec[pod.Intent]{rec(newer), rec(good), rec(odd), at(standby, 5), at(stopped, 6)},
 		Corrupt: []error{&store.CorruptError{Key: "rcfarm/intent/n1/rc/main.2"}, &store.CorruptError{Key: "rcfarm/intent/n1/rc/main.222"}},
 	}
-	w, problems := newWorld(seen, "n1", local)
-	want := World{
+	w, problems := newIntentSet(seen, "n1", local)
+	want := IntentSet{
 		Known: true, Intents: map[pod.Identity]pod.Intent{ident(0): newer, ident(3): standby, ident(4): stopped},
 		Unreadable: map[pod.Identity]bool{ident(1): true, ident(2): true}, Stops: map[pod.Identity]uint64{ident(3): 5, ident(4): 6},
 	}

@@ -175,16 +175,16 @@ func New(cfg Config) (*Preparer, error) {
 	p.ready, p.board = make(chan struct{}), report.NewBoard()
 	p.cfg, p.log, p.began, p.prunable = cfg, cfg.Log.WithField(obs.Node, cfg.Node.Name), time.Now(), wait.NewSignal()
 	p.pods = newPods(p.log)
-	p.trouble = loop.NewTrouble(p.log)
+	p.limiter = loop.NewLogLimiter(p.log)
 	p.processes = supervise.New(cfg.Runtime, cfg.Step)
 	p.exposure = &claim.Exposure{
-		Node: cfg.Node.Name, Doors: cfg.Doors, Strict: cfg.Strict, Trouble: p.trouble, Every: cfg.AskDoors, Again: cfg.AskAgain, Unsecured: cfg.Metrics.unsecure,
+		Node: cfg.Node.Name, Doors: cfg.Doors, Strict: cfg.Strict, Limiter: p.limiter, Every: cfg.AskDoors, Again: cfg.AskAgain, Unsecured: cfg.Metrics.unsecure,
 	}
 	var err error
 	if p.contact, err = claim.OpenContact(cfg.Dir, reserve); err != nil {
 		return nil, err
 	}
-	if p.name, err = claim.OpenName(cfg.Dir, cfg.Node.Name, cfg.TakeOver, reserve, p.trouble); err != nil {
+	if p.name, err = claim.OpenName(cfg.Dir, cfg.Node.Name, cfg.TakeOver, reserve, p.limiter); err != nil {
 		return nil, err
 	}
 	p.cfg.Node.Host = p.name.Host()
@@ -202,11 +202,11 @@ func New(cfg Config) (*Preparer, error) {
 		numbers[rec.Intent.Identity] = rec.UID
 	}
 	p.node = install.New(install.Config{
-		Host: cfg.Host, Node: cfg.Node.Name, Address: cfg.Node.Address, Reserve: reserve, Log: p.log, Trouble: p.trouble,
+		Host: cfg.Host, Node: cfg.Node.Name, Address: cfg.Node.Address, Reserve: reserve, Log: p.log, Limiter: p.limiter,
 		HookFailed: cfg.Metrics.hookFailures.Inc, FetchFailed: p.prunable.Raise,
 	}, numbers)
 	p.agent, err = register.New(register.Config{
-		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Versions: p.node, Reserve: reserve, Trouble: p.trouble, Log: p.log,
+		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Versions: p.node, Reserve: reserve, Limiter: p.limiter, Log: p.log,
 		Step: cfg.Step, BusyPoll: cfg.BusyPoll, IdlePoll: cfg.IdlePoll, Pods: p.servicePods, Up: p.isUp, Changed: p.sawServices,
 	})
 	for id, e := range p.pods.all {
@@ -228,7 +228,7 @@ func (p *Preparer) Run(ctx context.Context) error {
 		}
 	})
 	parts.Go(func() { (&observer{&p.kit, p.locals.wake}).run(ctx) })
-	parts.Go(func() { p.watchContact(ctx) })
+	parts.Go(func() { p.watchConnectivity(ctx) })
 	parts.Go(func() { (&collector{&p.kit}).run(ctx) })
 	parts.Go(func() { p.node.DeleteRemoved(ctx, p.cfg.CollectEvery) })
 	parts.Go(func() { p.keepReserve(ctx) })
@@ -265,7 +265,7 @@ func (p *Preparer) Scale(ctx context.Context, r scale.Request) (scale.Response, 
 	return p.locals.scale(ctx, r)
 }
 
-// decide compares the world with the local pods and applies every verdict. The caller is in pods.do.
+// decide compares the intents with the local pods and applies every verdict. The caller is in pods.do.
 func (p *Preparer) decide() {
 	defer p.pods.record.Raise()
 	own, local := map[pod.Identity]Local{}, make(map[pod.Identity]Local, len(p.pods.all))
@@ -277,15 +277,15 @@ func (p *Preparer) decide() {
 			local[id] = rec.local()
 		}
 	}
-	for _, d := range Decide(p.pods.local.world, own) {
+	for _, d := range Decide(p.pods.local.intents, own) {
 		p.apply(d)
 	}
 	if !p.contact.Informed() {
 		return
 	}
-	world := p.pods.world
-	_, world.Shut = p.exposure.Said()
-	for _, d := range Decide(world, local) {
+	intents := p.pods.intents
+	_, intents.Shut = p.exposure.Said()
+	for _, d := range Decide(intents, local) {
 		p.apply(d)
 	}
 	p.pods.seen.Raise()
@@ -300,9 +300,9 @@ func (p *Preparer) apply(d Decision) {
 		e = p.pods.add(d.ID, Record{})
 		p.agent.Know(d.ID, "", d.Intent.Standby) // it is found under no name yet
 	}
-	before := e.standing
+	before := e.decided
 	switch d.Verdict {
-	case Leave:
+	case Ignore:
 		return
 	case Accept:
 		in := d.Intent
@@ -311,22 +311,22 @@ func (p *Preparer) apply(d Decision) {
 		e.interrupt()
 		p.pods.changed(e)
 		p.pods.enqueue(e)
-		e.standing = standing{verdict: Agree}
+		e.decided = decided{verdict: Unchanged}
 		p.podLog(d.ID).WithFields(obs.Fields{obs.Action: string(in.State), fieldRevision: in.Revision, fieldDigest: install.Short(in.Digest)}).Info("intent accepted")
 		return
-	case Agree:
-		e.standing = standing{verdict: Agree}
+	case Unchanged:
+		e.decided = decided{verdict: Unchanged}
 		if e.state == Suspended {
 			p.pods.enqueue(e)
 		}
 	default:
-		e.standing = standing{verdict: d.Verdict, revision: d.Intent.Revision}
+		e.decided = decided{verdict: d.Verdict, revision: d.Intent.Revision}
 	}
-	if e.standing == before {
+	if e.decided == before {
 		return
 	}
 	p.pods.changed(e)
-	if d.Verdict != Agree || before.verdict != "" {
+	if d.Verdict != Unchanged || before.verdict != "" {
 		p.podLog(d.ID).WithFields(obs.Fields{obs.Reason: string(d.Verdict), fieldRevision: d.Intent.Revision}).Info("standing of pod changed")
 	}
 }
@@ -378,7 +378,7 @@ func (p *Preparer) keepReserve(ctx context.Context) {
 	wait.Each(ctx, p.spent, func() time.Duration {
 		bytes, err := p.reserve.Fill()
 		p.cfg.Metrics.reserve.Set(float64(bytes))
-		if p.trouble.Failed(ctx, key, "no room for records can be set aside; make room on the disk: once what is left is used up, pods can neither be stopped nor changed", err) {
+		if p.limiter.Failed(ctx, key, "no room for records can be set aside; make room on the disk: once what is left is used up, pods can neither be stopped nor changed", err) {
 			return fillReserve
 		}
 		return lookAtReserve

@@ -98,7 +98,7 @@ func (w *worker) tidy(rec *Record) {
 	if err == nil {
 		err = w.node.Prune(w.e.id, rec.versions())
 	}
-	if !w.trouble.Saw("versions of "+w.e.id.String(), "installed versions of a pod cannot be tidied up", err) {
+	if !w.limiter.Saw("versions of "+w.e.id.String(), "installed versions of a pod cannot be tidied up", err) {
 		w.e.tidied = rec.Installed.Revision
 	}
 }

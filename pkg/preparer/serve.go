@@ -36,7 +36,7 @@ type session struct {
 }
 
 // Serve takes new intents and reports, under one session, until ctx ends or the session turns out to be useless. Run
-// must be running. It returns ErrLost when the session is gone, ErrRegressed when the store went back in time, or the
+// must be running. It returns ErrLost when the session is gone, ErrWentBack when the store went back in time, or the
 // cause of ctx's end. No pod is touched by its end.
 func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	s := &session{
@@ -47,12 +47,12 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 		return wait.NewPace(p.cfg.RetryMin, min(p.cfg.RetryMax, 5*time.Second))
 	}
 	s.keeper = &report.Keeper{
-		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &claimsFirst{NodeWriter: writes, book: p.locals.bookAgain}, Name: p.name, Contact: p.contact, Trouble: p.trouble, Log: p.log,
+		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &claimsFirst{NodeWriter: writes, book: p.locals.bookAgain}, Name: p.name, Contact: p.contact, Limiter: p.limiter, Log: p.log,
 		Says: p.nodeRecord, Locked: func(locked bool) { s.setLocked(locked); p.locals.wake.Raise() }, NameLost: p.endAll, Refused: p.cfg.Metrics.refused,
 		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: pace, Changed: p.pods.record, Recheck: wait.NewSignal(),
 	}
 	publisher := &report.Publisher{
-		Board: p.board, Store: writes, Trouble: p.trouble, Log: p.log, Wrote: p.cfg.Metrics.written.Inc,
+		Board: p.board, Store: writes, Limiter: p.limiter, Log: p.log, Wrote: p.cfg.Metrics.written.Inc,
 		RelistEvery: p.cfg.RelistEvery, NewPace: pace, Relist: s.relist, Renewed: s.renewed, Lost: s.keeper.Recheck,
 	}
 	p.leave()
@@ -87,7 +87,7 @@ func (p *Preparer) nodeRecord() (n node.Node, orphans []pod.Orphan, knows bool) 
 	n.Epoch = ""
 	n.Anonymous, n.Shut = p.exposure.Said()
 	p.pods.do(func() {
-		n.Regressed = p.name.Regressed(p.pods.epoch)
+		n.WentBack = p.name.WentBackAt(p.pods.epoch)
 		if knows = p.contact.Informed(); knows {
 			n.Epoch, orphans = p.pods.epoch, p.pods.orphans()
 		}
@@ -109,19 +109,19 @@ func (p *Preparer) endAll() {
 func (p *Preparer) leave() {
 	p.pods.do(func() {
 		p.contact.Lock(false)
-		p.learn(World{}, "")
-		p.cfg.Metrics.stands(false, false)
+		p.learn(IntentSet{}, "")
+		p.cfg.Metrics.known(false, false)
 	})
 }
 
-// learn takes in what the intents say; the zero world for that nobody knows. The caller is in pods.do.
-func (k *kit) learn(world World, epoch string) {
-	k.pods.world, k.pods.epoch = world, epoch
-	told := report.Told{Stops: world.Stops}
-	if world.Known && k.contact.Informed() {
+// learn takes in what the intents say; the zero value for that nobody knows. The caller is in pods.do.
+func (k *kit) learn(intents IntentSet, epoch string) {
+	k.pods.intents, k.pods.epoch = intents, epoch
+	told := report.Told{Stops: intents.Stops}
+	if intents.Known && k.contact.Informed() {
 		told.Named = map[pod.Identity]bool{}
-		maps.Copy(told.Named, world.Unreadable)
-		for id := range world.Intents {
+		maps.Copy(told.Named, intents.Unreadable)
+		for id := range intents.Intents {
 			told.Named[id] = true
 		}
 		for id := range k.pods.all {
@@ -137,8 +137,8 @@ func (s *session) setLocked(locked bool) {
 		if !s.kit.contact.Lock(locked) {
 			return
 		}
-		s.kit.learn(World{}, s.kit.pods.epoch)
-		s.kit.cfg.Metrics.stands(locked, false)
+		s.kit.learn(IntentSet{}, s.kit.pods.epoch)
+		s.kit.cfg.Metrics.known(locked, false)
 		if locked {
 			s.epochs.renew()
 		}
@@ -153,18 +153,18 @@ func (s *session) setLocked(locked bool) {
 func (s *session) watchSchema(ctx context.Context) error {
 	const key = "schema"
 	onError := func(err error) {
-		s.kit.trouble.Report(key, "schema cannot be read; the node cannot say which world it has seen", err)
+		s.kit.limiter.Report(key, "schema cannot be read; the node cannot say which world it has seen", err)
 		s.epochs.miss()
 	}
 	return s.kit.cfg.Store.WatchSchema(ctx, onError, func(seen store.Seen[store.Schema]) error {
-		if seen.Regressed {
+		if seen.WentBack {
 			return s.kit.name.WentBack()
 		}
 		if len(seen.Corrupt) > 0 {
 			onError(errors.Join(seen.Corrupt...))
 			return nil
 		}
-		s.kit.trouble.Over(key)
+		s.kit.limiter.Over(key)
 		epoch := ""
 		if len(seen.Recs) > 0 {
 			epoch = seen.Recs[0].Value.Epoch
@@ -183,7 +183,7 @@ func (s *session) watchIntents(ctx context.Context) error {
 	}
 	const key = "intents"
 	onError := func(err error) {
-		s.kit.trouble.Report(key, "intents cannot be read; pods keep running as they are", err)
+		s.kit.limiter.Report(key, "intents cannot be read; pods keep running as they are", err)
 		s.askedOnce.Do(func() { close(s.asked) })
 	}
 	for {
@@ -192,16 +192,16 @@ func (s *session) watchIntents(ctx context.Context) error {
 			return err
 		}
 		err = s.kit.cfg.Store.WatchIntents(reading, s.kit.cfg.Node.Name, onError, func(seen store.Seen[pod.Intent]) error {
-			if seen.Regressed {
+			if seen.WentBack {
 				return s.kit.name.WentBack()
 			}
-			s.kit.trouble.Over(key)
+			s.kit.limiter.Over(key)
 			s.sawIntents(reading, seen, epoch)
 			return nil
 		})
 		ended := errors.Is(context.Cause(reading), errNewEpoch)
 		over()
-		if !ended || ctx.Err() != nil || errors.Is(err, store.ErrRegressed) {
+		if !ended || ctx.Err() != nil || errors.Is(err, store.ErrWentBack) {
 			return err
 		}
 	}
@@ -213,27 +213,27 @@ func (s *session) sawIntents(reading context.Context, seen store.Seen[pod.Intent
 		if reading.Err() != nil {
 			return
 		}
-		var world World
-		world, problems = newWorld(seen, s.kit.cfg.Node.Name, s.kit.pods.all)
+		var intents IntentSet
+		intents, problems = newIntentSet(seen, s.kit.cfg.Node.Name, s.kit.pods.all)
 		s.kit.contact.Inform()
-		s.kit.learn(world, epoch)
+		s.kit.learn(intents, epoch)
 		s.decide()
-		s.kit.cfg.Metrics.stands(s.kit.contact.Locked(), world.Known)
+		s.kit.cfg.Metrics.known(s.kit.contact.Locked(), intents.Known)
 	})
 	if reading.Err() != nil {
 		return // read before what ended this reading, or it ends now and all is read again
 	}
-	s.kit.trouble.Saw("unreadable intents", "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
+	s.kit.limiter.Saw("unreadable intents", "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
 	if seen.MarkerMissing {
 		s.relist.Raise() // what took the marker may have taken the realities
 	}
 	s.askedOnce.Do(func() { close(s.asked) })
 }
 
-// newWorld sorts what was read into what can be acted on and what cannot. Of two intents for one identity, the higher
+// newIntentSet sorts what was read into what can be acted on and what cannot. Of two intents for one identity, the higher
 // revision counts.
-func newWorld(seen store.Seen[pod.Intent], nodeName string, local map[pod.Identity]*entry) (World, []error) {
-	w := World{Known: true, Intents: map[pod.Identity]pod.Intent{}, Unreadable: map[pod.Identity]bool{}, Stops: map[pod.Identity]uint64{}}
+func newIntentSet(seen store.Seen[pod.Intent], nodeName string, local map[pod.Identity]*entry) (IntentSet, []error) {
+	w := IntentSet{Known: true, Intents: map[pod.Identity]pod.Intent{}, Unreadable: map[pod.Identity]bool{}, Stops: map[pod.Identity]uint64{}}
 	problems := append([]error(nil), seen.Corrupt...)
 	for _, rec := range seen.Recs {
 		in := rec.Value

@@ -67,7 +67,7 @@ func silentAgent(t *testing.T) *register.Registrar {
 	t.Helper()
 	asked := make(chan struct{})
 	r, err := register.New(register.Config{
-		Dir: t.TempDir(), Services: emptyAgent{}, Trouble: loop.NewTrouble(quiet(t)), IdlePoll: time.Hour,
+		Dir: t.TempDir(), Services: emptyAgent{}, Limiter: loop.NewLogLimiter(quiet(t)), IdlePoll: time.Hour,
 		Pods: func(time.Time) []register.Pod { return nil }, Changed: func(map[pod.Identity]time.Time) { close(asked) },
 	})
 	if err != nil {

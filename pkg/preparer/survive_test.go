@@ -151,7 +151,7 @@ func TestOlderIntentsStopNothing(t *testing.T) {
 	pids := []int{b.pid(0), b.pid(1)}
 	b.tell(intent(0, digest, pod.Stopped, 9), intent(1, older, pod.Running, 8))
 	b.awaitNode("two regressed pods", func(n node.Node, _ string) bool {
-		return len(n.Orphans) == 2 && n.Orphans[0].Reason == pod.ReasonRegressed && n.Orphans[1].Reason == pod.ReasonRegressed
+		return len(n.Orphans) == 2 && n.Orphans[0].Reason == pod.ReasonAhead && n.Orphans[1].Reason == pod.ReasonAhead
 	})
 	b.awaitState(0, pod.StateReady, 10, "regressed: its intent has revision 9")
 	b.awaitState(1, pod.StateReady, 10, "regressed: its intent has revision 8")
@@ -242,12 +242,12 @@ func TestRebootWithoutConsul(t *testing.T) {
 // faults lets a test make one store misbehave.
 type faults struct {
 	preparer.Store
-	regress atomic.Bool
+	goBack atomic.Bool
 }
 
 func (f *faults) WatchIntents(ctx context.Context, name string, onError func(error), deliver func(store.Seen[pod.Intent]) error) error {
 	return f.Store.WatchIntents(ctx, name, onError, func(seen store.Seen[pod.Intent]) error {
-		seen.Regressed = f.regress.CompareAndSwap(true, false)
+		seen.WentBack = f.goBack.CompareAndSwap(true, false)
 		return deliver(seen)
 	})
 }
@@ -263,9 +263,9 @@ func TestRegressedStore(t *testing.T) {
 	b.tell(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	pid, before := b.pid(0), b.awaitServing()
-	faulty.regress.Store(true)
+	faulty.goBack.Store(true)
 	b.forget(0)
-	b.awaitLog("session ended " + store.ErrRegressed.Error())
+	b.awaitLog("session ended " + store.ErrWentBack.Error())
 	epoch := b.epoch()
 	b.awaitNode("orphan under a new session", func(n node.Node, session string) bool {
 		return n.Incarnation != before.Incarnation && session != "" && n.Epoch == epoch && len(n.Orphans) == 1

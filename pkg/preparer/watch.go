@@ -27,14 +27,14 @@ func (p *Preparer) watchRuntime(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			p.trouble.Report(key, "runtime does not answer; pods are taken to run on", err)
+			p.limiter.Report(key, "runtime does not answer; pods are taken to run on", err)
 			cursor = 0 // a supervisor that was restarted counts anew
 			if wait.Pause(ctx, pace.NextBackOff()) != nil {
 				return
 			}
 			continue
 		}
-		p.trouble.Over(key)
+		p.limiter.Over(key)
 		pace.Reset()
 		cursor = next
 		p.sawRuntime(procs)
@@ -46,7 +46,7 @@ func (p *Preparer) watchRuntime(ctx context.Context) {
 func (p *Preparer) sawRuntime(procs []runtime.Status) {
 	for _, status := range procs {
 		if status.Phase == runtime.Unknown {
-			p.trouble.Report("process "+status.Spec.ID, "runtime cannot say what became of a process; left alone", errors.New(status.Message))
+			p.limiter.Report("process "+status.Spec.ID, "runtime cannot say what became of a process; left alone", errors.New(status.Message))
 		}
 	}
 	all := supervise.ByPod(procs)

@@ -27,7 +27,7 @@ import (
 type kit struct {
 	cfg       Config
 	log       obs.Logger
-	trouble   *loop.Trouble
+	limiter   *loop.LogLimiter
 	began     time.Time
 	pods      *pods
 	name      *claim.Name
@@ -45,7 +45,7 @@ func (k *kit) podLog(id pod.Identity) obs.Logger { return k.log.WithField(obs.Po
 // connectivityOf is what decides whether a pod may run. The caller is in pods.do.
 func (k *kit) connectivityOf(e *entry, now proc.Moment) claim.Connectivity {
 	t := k.contact.Connectivity(now)
-	t.Agreed, t.Running, t.Lost, t.Waits = e.standing.verdict == Agree, anyAlive(e.procs), k.name.Lost(), e.rec.AwaitsIntent
+	t.Agreed, t.Running, t.Lost, t.Waits = e.decided.verdict == Unchanged, anyAlive(e.procs), k.name.Lost(), e.rec.AwaitsIntent
 	if e.id.Local() { // its intent is on this node, and it runs on no other
 		t.Serving, t.Unread, t.Lost, t.Waits = true, 0, false, false
 	}
@@ -71,7 +71,7 @@ func (w *worker) run(ctx context.Context) {
 			return
 		}
 		if err == nil {
-			w.trouble.Over(key)
+			w.limiter.Over(key)
 			pace.Reset()
 			done := false
 			w.pods.do(func() { w.e.working, done = w.e.again, !w.e.again }) // unless something happened meanwhile
@@ -80,8 +80,8 @@ func (w *worker) run(ctx context.Context) {
 			}
 			continue
 		}
-		if !errors.Is(err, context.Canceled) { // an interrupted installation is no trouble
-			w.trouble.Report(key, "pod cannot be reconciled, trying again", err)
+		if !errors.Is(err, context.Canceled) { // an interrupted installation is no failure
+			w.limiter.Report(key, "pod cannot be reconciled, trying again", err)
 		}
 		if woken, err := wait.PauseUnless(ctx, w.e.wake, pace.NextBackOff()); err != nil {
 			return

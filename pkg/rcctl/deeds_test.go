@@ -73,9 +73,9 @@ func aCluster(t *testing.T) (s *conn, prefix string) {
 	return s, prefix
 }
 
-// trouble lets so many writes of a command pass, does what the verdict says with the next one, and cuts all that follows; by then the
+// faultAt lets so many writes of a command pass, does what the verdict says with the next one, and cuts all that follows; by then the
 // operator has left. Every write of an operator has an audit record.
-func trouble(prefix string, pass int, verdict consultest.Verdict, leave func()) func(*http.Request) consultest.Verdict {
+func faultAt(prefix string, pass int, verdict consultest.Verdict, leave func()) func(*http.Request) consultest.Verdict {
 	over := false
 	return func(r *http.Request) consultest.Verdict {
 		body, _ := io.ReadAll(r.Body) // what cannot be read is no write
@@ -114,7 +114,7 @@ func TestWritesTell(t *testing.T) {
 				was := len(keysBelow(t, s.consul, prefix))
 				ctx, leave := context.WithCancel(t.Context())
 				defer leave()
-				proxy.Set(trouble(prefix, passed, verdict, leave))
+				proxy.Set(faultAt(prefix, passed, verdict, leave))
 				code, _, errs := runAt(ctx, proxy.Addr, prefix, document, strings.Fields(w.args)...)
 				if told := "\nit is not known whether this was written: " + w.what + "; to see: rcctl audit "; code != exitError || !strings.Contains(errs, told) {
 					t.Fatalf("exit code %d, want %s\n%s", code, told, errs)
@@ -202,7 +202,7 @@ func TestTheFirstRecordsAreTold(t *testing.T) {
 	_, prefix := testConn(t)
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
-	proxy.Set(trouble(prefix, 0, consultest.CutAfter, leave))
+	proxy.Set(faultAt(prefix, 0, consultest.CutAfter, leave))
 	code, _, errs := runAt(ctx, proxy.Addr, prefix, goodDocument, "apply", "-f", "-")
 	if code != exitError || !strings.Contains(errs, "\nthis was written: the records that a new cluster begins with\nit is not known whether this was written: rc web: create, generation 1;") {
 		t.Errorf("exit code %d\n%s", code, errs)
@@ -213,7 +213,7 @@ func TestTheFirstRecordsAreTold(t *testing.T) {
 func TestATimeOutTells(t *testing.T) {
 	_, prefix := aCluster(t)
 	proxy := consultest.StartProxy(t, consultest.Shared(t).Addr)
-	proxy.Set(trouble(prefix, 1, consultest.Stall, func() {}))
+	proxy.Set(faultAt(prefix, 1, consultest.Stall, func() {}))
 	code, _, errs := runAt(t.Context(), proxy.Addr, prefix, "", "node", "sweep", "n1")
 	want := "\nthis was written: the request to stop old-main-0 on n1: it runs without a controller" +
 		"\nit is not known whether this was written: the request to stop old-main-1 on n1: it runs without a controller; to see: rcctl audit --node n1\n"

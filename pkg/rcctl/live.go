@@ -111,7 +111,7 @@ func (l *live) ended(ctx context.Context, std *stdio, s *conn, state rollout.Sta
 func followRollout(ctx context.Context, std *stdio, s *conn, service, id string) error {
 	client := &deploy.Client{Store: s.Store}
 	show := live{out: std.out, terminal: terminal(std.out)}
-	for trouble := ""; ; {
+	for connError := ""; ; {
 		end, err := client.Ended(ctx, service, id)
 		if err == nil && end != nil {
 			show.ended(ctx, std, s, end.State)
@@ -127,9 +127,9 @@ func followRollout(ctx context.Context, std *stdio, s *conn, service, id string)
 				show.show(v, time.Now())
 			}
 		}
-		if err != nil && ctx.Err() == nil && err.Error() != trouble {
-			trouble = err.Error()
-			show.say(std.err, fmt.Sprintf("rcctl: rollout of %s: %s", service, trouble))
+		if err != nil && ctx.Err() == nil && err.Error() != connError {
+			connError = err.Error()
+			show.say(std.err, fmt.Sprintf("rcctl: rollout of %s: %s", service, connError))
 		}
 		if err := rest(ctx, pollEvery); err != nil {
 			if errors.Is(err, errInterrupted) {

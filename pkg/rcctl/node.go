@@ -92,7 +92,7 @@ func changeNode(ctx context.Context, s *conn, c *nodeChange, index uint64, reser
 	return nil
 }
 
-// told returns what is to be written about the node's reservation with what operators say by now; nil: nothing. A stamp that is missing,
+// told returns what is to be written about the node's reservation with what operators say by now; nil: nothing. A label version that is missing,
 // which stands in nobody's way, is made when the labels change.
 func told(cur operated, ops node.Ops) *store.Rec[node.Reservation] {
 	next := cur.reservation

@@ -265,17 +265,17 @@ func TestLabelsAreInTheReservation(t *testing.T) {
 	}
 	cordon := func(ops node.Ops) nodeChange { return computeCordon(ops, !ops.Unschedulable) }
 	nothing := func(ops node.Ops) nodeChange { return nodeChange{what: "label", ops: ops} }
-	stamp := func(value string) string { return node.LabelStamp(map[string]string{"rack": value}) }
+	version := func(value string) string { return node.LabelVersion(map[string]string{"rack": value}) }
 
 	act(cordon)
 	if res := read(); res.Index != 0 {
 		t.Errorf("after a cordon: %+v", res)
 	}
 	act(label("a"))
-	if res := read(); res.Value.Labels != (node.Stamps{Operators: stamp("a")}) {
+	if res := read(); res.Value.Labels != (node.LabelVersions{Operators: version("a")}) {
 		t.Errorf("after the first label: %+v", res)
 	}
-	putRecord(t, s, s.Keys().Reservations.Key("n1"), `{"labels":{"own":"x","operators":"`+stamp("a")+`"},"holders":{"web/main.0":{"cpu":5}}}`)
+	putRecord(t, s, s.Keys().Reservations.Key("n1"), `{"labels":{"own":"x","operators":"`+version("a")+`"},"holders":{"web/main.0":{"cpu":5}}}`)
 	before := read()
 	act(cordon)
 	act(nothing)
@@ -283,12 +283,12 @@ func TestLabelsAreInTheReservation(t *testing.T) {
 		t.Errorf("after acts that change no label: %+v, was %+v", res, before)
 	}
 	act(label("b"))
-	if res := read(); res.Value.Labels != (node.Stamps{Own: "x", Operators: stamp("b")}) || res.Value.Claims["web/main.0"].CPU != 5 {
+	if res := read(); res.Value.Labels != (node.LabelVersions{Own: "x", Operators: version("b")}) || res.Value.Claims["web/main.0"].CPU != 5 {
 		t.Errorf("after another label: %+v", res)
 	}
 	putRecord(t, s, s.Keys().Reservations.Key("n1"), `{"labels":{"operators":"wrong"},"holders":{}}`)
 	act(nothing)
-	if res := read(); res.Value.Labels.Operators != stamp("b") {
-		t.Errorf("a wrong stamp: %+v", res)
+	if res := read(); res.Value.Labels.Operators != version("b") {
+		t.Errorf("a wrong label version: %+v", res)
 	}
 }

@@ -176,13 +176,13 @@ func followRC(ctx context.Context, std *stdio, s *conn, r *rc.RC, w watching) er
 		defer cancel()
 	}
 	sc := screen{out: std.out, terminal: terminal(std.out)}
-	for trouble := ""; ; {
+	for connError := ""; ; {
 		o, err := s.observe(ctx, r.ID)
 		switch {
 		case err != nil && ctx.Err() == nil:
-			if err.Error() != trouble {
-				trouble = err.Error()
-				fmt.Fprintf(std.err, "rcctl: rc %s: %s\n", r.Name, trouble)
+			if err.Error() != connError {
+				connError = err.Error()
+				fmt.Fprintf(std.err, "rcctl: rc %s: %s\n", r.Name, connError)
 			}
 		case err == nil && o.RC == nil:
 			if err := sc.say("the rc is gone", time.Now()); err != nil || w.until == inspect.Gone {
@@ -193,7 +193,7 @@ func followRC(ctx context.Context, std *stdio, s *conn, r *rc.RC, w watching) er
 			}
 			return nil
 		case err == nil:
-			trouble = ""
+			connError = ""
 			if err := sc.show(inspect.NewStatusView(o.RC, o.Status, o.Farms), time.Now()); err != nil {
 				return err
 			}

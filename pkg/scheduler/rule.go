@@ -20,7 +20,7 @@ type Reason string
 const (
 	Selector   Reason = "selector"     // its labels do not match
 	NotAlive   Reason = "not alive"    // no preparer holds its record
-	NotSettled Reason = "not settled"  // it has not yet said what it runs in this cluster (R1)
+	NotSynced  Reason = "not settled"  // it has not yet said what it runs in this cluster (R1)
 	Drained    Reason = "drained"      // operators closed it
 	Relabelled Reason = "relabelled"   // its labels are not those that were looked at
 	Avoided    Reason = "avoided"      // the pod that moves is or was there
@@ -73,7 +73,7 @@ func (r *Rule) Excludes(v *node.View) Reason {
 	case !v.Alive:
 		return NotAlive
 	case !v.Spoke(r.Epoch):
-		return NotSettled
+		return NotSynced
 	case !v.Eligible():
 		return Drained
 	default:
@@ -125,9 +125,9 @@ func (r *Rule) Eligible(nodes map[string]*node.View) ([]string, Reasons) {
 // that has not heard of them yet.
 func Ineligible(v *node.View, res node.Reservation) bool { return res.Ineligible || !v.Eligible() }
 
-// Outdated reports whether the reservation was stamped for other labels than those of the view. Whoever adds a pod and finds it so
-// knows older labels than those of now; or somebody who changed them does not know stamps, and the reservation waits to be mended.
-func Outdated(v *node.View, res node.Reservation) bool { return !res.Labels.Accepts(v.Stamps) }
+// Outdated reports whether the reservation was written for other labels than those of the view. Whoever adds a pod and finds it so
+// knows older labels than those of now; or somebody who changed them does not know label versions, and the reservation waits to be mended.
+func Outdated(v *node.View, res node.Reservation) bool { return !res.Labels.Accepts(v.LabelVersions) }
 
 // Fits returns why a node cannot take a claim for an identity besides those in the reservation, or "" when it can. What
 // the identity holds already does not count against it; orphans without a claim do (R13).

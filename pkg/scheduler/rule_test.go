@@ -99,15 +99,15 @@ func TestCheck(t *testing.T) {
 			c.View.Ops.Labels = map[string]string{"disk": "old"}
 			c.View.Alive = false
 		}, scheduler.Selector},
-		"not settled":            {func(c *scheduler.Candidate) { c.View.Epoch = "before" }, scheduler.NotSettled},
+		"not settled":            {func(c *scheduler.Candidate) { c.View.Epoch = "before" }, scheduler.NotSynced},
 		"cordoned":               {func(c *scheduler.Candidate) { c.View.Ops.Unschedulable = true }, scheduler.Drained},
 		"drained, not heard yet": {func(c *scheduler.Candidate) { c.Reservation.Ineligible = true }, scheduler.Drained},
-		"labels of now":          {func(c *scheduler.Candidate) { c.Reservation.Labels = c.View.Stamps }, ""},
-		"no stamps":              {func(c *scheduler.Candidate) { c.View.Stamps = node.Stamps{} }, ""},
+		"labels of now":          {func(c *scheduler.Candidate) { c.Reservation.Labels = c.View.LabelVersions }, ""},
+		"no label versions":      {func(c *scheduler.Candidate) { c.View.LabelVersions = node.LabelVersions{} }, ""},
 		"relabelled, not heard yet": {func(c *scheduler.Candidate) {
-			c.Reservation.Labels.Operators = node.LabelStamp(map[string]string{"rack": "b"})
+			c.Reservation.Labels.Operators = node.LabelVersion(map[string]string{"rack": "b"})
 		}, scheduler.Relabelled},
-		"started with other labels": {func(c *scheduler.Candidate) { c.Reservation.Labels.Own = node.LabelStamp(nil) }, scheduler.Relabelled},
+		"started with other labels": {func(c *scheduler.Candidate) { c.Reservation.Labels.Own = node.LabelVersion(nil) }, scheduler.Relabelled},
 		"was there":                 {func(c *scheduler.Candidate) { c.Avoid = true; c.Pods = 2 }, scheduler.Avoided},
 		"per node":                  {func(c *scheduler.Candidate) { c.Pods = 2; c.Reservation = full }, scheduler.MaxPerNode},
 		"full":                      {func(c *scheduler.Candidate) { c.Reservation = full }, scheduler.Resources},

@@ -38,7 +38,7 @@ type Scheduler interface {
 //	var _ scheduler.Books = (*T)(nil)
 //
 // as a T whose method differs in a type is a scheduler without books. Books in memory are enough: what is missing from them is asked for with
-// Want.Node set, when a controller gets another owner, and in its next deep check, after ten minutes at the most.
+// Want.Node set, when a controller gets another owner, and in its next resync, after ten minutes at the most.
 type Books interface {
 	Scheduler
 	// AllocatedNodes returns all that the books hold for the controller, or ErrNoBooks if there are none after all.

@@ -185,11 +185,11 @@ func TestSelectByVersion(t *testing.T) {
 	if e, err := b.Select(Query{Nodes: third, Version: v3}); err != nil || !slices.Equal(e.Groups[0].First, []string{"n2"}) || !b.First("n2") || b.First("n1") {
 		t.Errorf("n2 is not tried first: %+v, %v", e, err)
 	}
-	if e, err := b.Select(Query{Epoch: "next", Nodes: third, Version: v3}); err != nil || len(e.Groups) != 0 || e.Others[NotSettled] != 2 {
+	if e, err := b.Select(Query{Epoch: "next", Nodes: third, Version: v3}); err != nil || len(e.Groups) != 0 || e.Others[NotSynced] != 2 {
 		t.Errorf("nodes that have not seen the epoch: %+v, %v", e, err)
 	}
 	b.Between = nil
-	if e, err := b.Select(Query{Epoch: "next", Nodes: first, Version: v1}); err != nil || e.Others[NotSettled] != 2 {
+	if e, err := b.Select(Query{Epoch: "next", Nodes: first, Version: v1}); err != nil || e.Others[NotSynced] != 2 {
 		t.Errorf("without a history: %+v, %v", e, err)
 	}
 }

@@ -104,7 +104,7 @@ func TestABatchDependsOnCompanions(t *testing.T) {
 			}
 			marks := others[0].Marks
 			err = farm.Commit(ctx, &Batch{Fence: fence, RCID: "a", RCIndex: record.ModifyIndex, Part: Part{
-				DropsIndex: head.Drops.Index, Stamp: true,
+				DropsIndex: head.Drops.Index, NotifyCompanions: true,
 				Companions: map[string]CompanionIndices{"b": {Stops: marks.Stops, Drops: marks.Drops.Index, Bell: marks.Bell, Record: others[0].Record}},
 			}})
 			after, _, readErr := farm.ReadCompanions(ctx, "a", nil, true)

@@ -93,11 +93,11 @@ const (
 // outcome is unknown. It is for before the first of them.
 func (t *FarmSession) OnSpoiled(f func(kind string, parts int)) { t.merged.Spoiled = f }
 
-// lockValue is what a farm writes into a lock. The stamp makes every value differ, which moves the lock's index.
+// lockValue is what a farm writes into a lock. Unique makes every value differ, which moves the lock's index.
 type lockValue struct {
 	Farm        string `json:"farm"`
 	Incarnation string `json:"incarnation"`
-	Stamp       string `json:"stamp"`
+	Unique      string `json:"stamp"`
 }
 
 // ownerOf returns the farm that holds a lock: "" when none does, or when what it wrote cannot be read.
@@ -110,7 +110,7 @@ func ownerOf(lock consul.Pair) string {
 }
 
 func (t *underLock) lockValue() []byte {
-	return encode(lockValue{Farm: t.farmID, Incarnation: t.sess.Incarnation, Stamp: NewID()})
+	return encode(lockValue{Farm: t.farmID, Incarnation: t.sess.Incarnation, Unique: NewID()})
 }
 
 // Join writes the member record. It vanishes with the session.

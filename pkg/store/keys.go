@@ -65,21 +65,21 @@ func (k Kind) KeysAt(at []At) []string { return field.Each(at, k.At) }
 type Keys struct {
 	prefix string
 
-	Schema, Settled, Breaker, Incidents Kind // one record each
-	Manifests, Audits                   Kind // by digest; by ULID
-	RCs, Bells, Locks, Statuses         Kind // by id of a controller
-	Names                               Kind // of controllers; the id of one
-	Requests                            Kind // by controller and ULID
-	Pods                                Kind // placements, by identity
-	Intents, Realities                  Kind // by node and identity
-	Stops, Drops                        Kind // by controller; below that of drops are counters by node (ADR 16, ADR 11)
-	Nodes, NodeOps, Reservations        Kind // by node
-	OrphanPages                         Kind // by node and number
-	Farms                               Kind // by farm
-	Heard, HeardFarms, HeardNodes       Kind // all; by farm; by node
-	Rollouts, RolloutIncidents          Kind // by service
-	RolloutBells, RolloutLocks          Kind // by service; the bell is a hint without authority
-	Deployments, Deployed, Entries      Kind // all of services; the document of each; by service and revision, what that was
+	Schema, Synced, Breaker, Incidents Kind // one record each
+	Manifests, Audits                  Kind // by digest; by ULID
+	RCs, Bells, Locks, Statuses        Kind // by id of a controller
+	Names                              Kind // of controllers; the id of one
+	Requests                           Kind // by controller and ULID
+	Pods                               Kind // placements, by identity
+	Intents, Realities                 Kind // by node and identity
+	Stops, Drops                       Kind // by controller; below that of drops are counters by node (ADR 16, ADR 11)
+	Nodes, NodeOps, Reservations       Kind // by node
+	OrphanPages                        Kind // by node and number
+	Farms                              Kind // by farm
+	Heard, HeardFarms, HeardNodes      Kind // all; by farm; by node
+	Rollouts, RolloutIncidents         Kind // by service
+	RolloutBells, RolloutLocks         Kind // by service; the bell is a hint without authority
+	Deployments, Deployed, Entries     Kind // all of services; the document of each; by service and revision, what that was
 }
 
 // NewKeys returns the keys below a prefix. The prefix must end with a slash and not start with one.
@@ -92,7 +92,7 @@ func NewKeys(prefix string) (*Keys, error) {
 	each := func(path, tail string) Kind { return Kind{prefix: prefix + path, tail: tail} }
 	return &Keys{
 		prefix: prefix,
-		Schema: at("schema"), Settled: at("settled"), Breaker: at("breaker"), Incidents: at("incidents"),
+		Schema: at("schema"), Synced: at("settled"), Breaker: at("breaker"), Incidents: at("incidents"),
 		Manifests: at("manifests/"), Audits: at("audit/"),
 		RCs: at("rcs/"), Bells: sharded("bells/"), Locks: at("locks/"), Statuses: at("status/"),
 		Names: at("names/"), Requests: at("requests/"),

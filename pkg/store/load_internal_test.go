@@ -39,7 +39,7 @@ func (p *parts) change(nodes []string) Part {
 		SchemaIndex: index.Draw(p.T, "schema"), BreakerIndex: index.Draw(p.T, "breaker"), BellIndex: index.Draw(p.T, "bell"),
 		DropsIndex: index.Draw(p.T, "drops"),
 	}
-	part.Stamp = rapid.Bool().Draw(p.T, "stamp")
+	part.NotifyCompanions = rapid.Bool().Draw(p.T, "notify")
 	for i := range rapid.IntRange(0, 5).Draw(p.T, "companions") {
 		if part.Companions == nil {
 			part.Companions = map[string]CompanionIndices{}

@@ -61,13 +61,13 @@ func hostText(n node.Node) string {
 // Incarnation and ConsulNode are replaced by the session's, and it says that drops are counted. It returns *NameConflictError when the name belongs to another host,
 // whether or not that one holds the lock now, unless that one's agent is gone or takeOver is set; *consul.LockedError when
 // another session has the lock; and ErrLost when the session is dead. A record that is missing or unreadable belongs to
-// nobody. Where the record says other labels than before, the reservation is stamped with them in the same transaction (ADR 12); a
+// nobody. Where the record says other labels than before, the reservation gets their version in the same transaction (ADR 12); a
 // token that may not write it does without.
 func (t *NodeSession) AcquireNode(ctx context.Context, n node.Node, takeOver bool) error {
 	sent := time.Now()
 	n.Incarnation, n.ConsulNode, n.CountsDrops = t.sess.Incarnation, t.sess.ConsulNode, true
 	key := t.keys.Nodes.Key(t.name)
-	take := func(stamp bool) error {
+	take := func(withLabels bool) error {
 		return t.c.Locks.AcquireIf(ctx, key, t.sess.Releasing, encode(n), func(present consul.Pair) ([]consul.Op, error) {
 			before, unreadable := t.Nodes.decode(present)
 			if unreadable == nil && present.Session != t.sess.Releasing && !takeOver {
@@ -75,10 +75,10 @@ func (t *NodeSession) AcquireNode(ctx context.Context, n node.Node, takeOver boo
 					return nil, err
 				}
 			}
-			if !stamp || unreadable == nil && maps.Equal(before.Value.Labels, n.Labels) {
+			if !withLabels || unreadable == nil && maps.Equal(before.Value.Labels, n.Labels) {
 				return nil, nil
 			}
-			return t.stampOps(ctx, n.Labels, present.ModifyIndex != 0)
+			return t.labelVersionOps(ctx, n.Labels, present.ModifyIndex != 0)
 		})
 	}
 	err := take(true)
@@ -101,9 +101,9 @@ func (t *NodeSession) mayTake(ctx context.Context, before, n node.Node) error {
 	return &NameConflictError{Record: before, Writer: n, Key: t.keys.Nodes.Key(t.name)}
 }
 
-// stampOps returns what makes the reservation say which labels the node has by now, so that no farm that has not heard of them places
+// labelVersionOps returns what makes the reservation say which labels the node has by now, so that no farm that has not heard of them places
 // anything there. Where there is no reservation it is made if somebody may know other labels: a farm could make it.
-func (t *NodeSession) stampOps(ctx context.Context, labels map[string]string, known bool) ([]consul.Op, error) {
+func (t *NodeSession) labelVersionOps(ctx context.Context, labels map[string]string, known bool) ([]consul.Op, error) {
 	key := t.keys.Reservations.Key(t.name)
 	rec, err := t.Reservations.Get(ctx, consul.Consistent, t.name)
 	switch {
@@ -112,12 +112,12 @@ func (t *NodeSession) stampOps(ctx context.Context, labels map[string]string, kn
 	case err != nil && !errors.Is(err, ErrNotFound):
 		return nil, err
 	}
-	stamp := node.LabelStamp(labels)
-	if rec.Value.Labels.Own == stamp {
+	version := node.LabelVersion(labels)
+	if rec.Value.Labels.Own == version {
 		return nil, nil
 	}
 	res := rec.Value.Clone()
-	res.Labels.Own = stamp
+	res.Labels.Own = version
 	return []consul.Op{consul.CAS(key, encode(res), rec.Index)}, nil
 }
 

@@ -24,8 +24,8 @@ type Part struct {
 	Answered     []string           // ids of requests that this deals with
 	// Companions are conditions on the controllers of other revisions of the service, by controller id.
 	Companions map[string]CompanionIndices
-	// Stamp: pods stop or are added, which other revisions' owners have to notice.
-	Stamp bool
+	// NotifyCompanions: pods stop or are added, which other revisions' owners have to notice.
+	NotifyCompanions bool
 }
 
 // PodWrite replaces, creates (index zero) or removes (nil) a placement.
@@ -97,7 +97,7 @@ func (p *Part) Add(other *Part) {
 	for id, on := range other.Companions {
 		p.Companions[id] = p.Companions[id].with(on)
 	}
-	p.Stamp = p.Stamp || other.Stamp
+	p.NotifyCompanions = p.NotifyCompanions || other.NotifyCompanions
 	p.Pods = append(p.Pods, other.Pods...)
 	p.Intents = append(p.Intents, other.Intents...)
 	p.Answered = append(p.Answered, other.Answered...)
@@ -127,15 +127,15 @@ const (
 	casRecord
 	casDelete
 	setRecord
-	setStamp // to a fresh ULID
+	setNewID // to a fresh ULID
 	deleteKey
 )
 
-// stamp is a value that nobody reads.
-type stamp struct{}
+// freshID is a value that nobody reads.
+type freshID struct{}
 
 // Bytes implements content.
-func (stamp) Bytes() int { return ulidBytes }
+func (freshID) Bytes() int { return ulidBytes }
 
 const ulidBytes = 26
 
@@ -154,7 +154,7 @@ func (o operation) op() consul.Op {
 		return consul.DeleteCAS(o.key, o.index)
 	case o.verb == setRecord:
 		return consul.Set(o.key, encode(o.value))
-	case o.verb == setStamp:
+	case o.verb == setNewID:
 		return consul.Set(o.key, []byte(NewID()))
 	default:
 		return consul.Delete(o.key)
@@ -206,8 +206,8 @@ func (t *Batches) operations(rcID string, p *Part) []operation {
 		}
 		ops = append(ops, o)
 	}
-	if p.Stamp {
-		ops = append(ops, operation{verb: setStamp, key: t.keys.Stops.Key(rcID), value: stamp{}})
+	if p.NotifyCompanions {
+		ops = append(ops, operation{verb: setNewID, key: t.keys.Stops.Key(rcID), value: freshID{}})
 	}
 	for _, id := range p.Answered {
 		ops = append(ops, operation{verb: deleteKey, key: t.keys.Requests.Key(rcID, id), own: true})

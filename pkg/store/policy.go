@@ -46,7 +46,7 @@ func (k *Keys) Policy(role Role, node, agent string) string {
 		p.add("key_prefix", k.OrphanPages.Below(node), "write")
 		p.add("key", k.Nodes.Key(node), "write")
 		p.add("key", k.HeardNodes.Key(node), "write")
-		p.add("key", k.Reservations.Key(node), "write") // for the stamp of its labels; see NodeSession.AcquireNode
+		p.add("key", k.Reservations.Key(node), "write") // for the version of its labels; see NodeSession.AcquireNode
 		p.add("key_prefix", k.prefix+"bells/", "write")
 		p.add("key_prefix", k.Drops.Key(), "write")
 		p.add("key", k.Schema.Key(), "read")

@@ -27,9 +27,9 @@ var (
 	ErrTooLarge = consul.ErrTooLarge
 	// ErrLost means that the session or the lock is not ours any more.
 	ErrLost = consul.ErrLost
-	// ErrRegressed means that the store went back in time.
-	ErrRegressed = consul.ErrRegressed
-	// ErrUnanswered means, joined to ErrRegressed, that nothing could be done about that yet.
+	// ErrWentBack means that the store went back in time.
+	ErrWentBack = consul.ErrWentBack
+	// ErrUnanswered means, joined to ErrWentBack, that nothing could be done about that yet.
 	ErrUnanswered = consul.ErrUnanswered
 	// ErrFiltered means that the token may not read what was asked for.
 	ErrFiltered = consul.ErrFiltered

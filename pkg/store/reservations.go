@@ -75,10 +75,10 @@ func (t *Duties) MendReservation(ctx context.Context, name string) (mended bool,
 	if err != nil {
 		return false, err
 	}
-	stamps := node.NewView(record.Value, ops.Value, true).Stamps
+	versions := node.NewView(record.Value, ops.Value, true).LabelVersions
 	next := res.Value.AsOperatorsSay(ops.Value)
-	next.Labels = stamps
-	if res.Value.Agrees(next.Ineligible, stamps) {
+	next.Labels = versions
+	if res.Value.Agrees(next.Ineligible, versions) {
 		return false, nil
 	}
 	_, err = t.c.Commit(ctx, []consul.Op{

@@ -49,8 +49,8 @@ type RolloutsSeen struct {
 	Bells   map[string]uint64
 	// Incidents are what is wrong with rollouts, by service; what cannot be read has only its index.
 	Incidents map[string]Rec[RolloutIncident]
-	// Regressed and MarkerMissing are as of Seen.
-	Regressed, MarkerMissing bool
+	// WentBack and MarkerMissing are as of Seen.
+	WentBack, MarkerMissing bool
 }
 
 // WatchRollouts delivers all rollouts, and the index of each one's bell, by service. It returns like WatchBells.
@@ -59,7 +59,7 @@ func (t *Runs) WatchRollouts(ctx context.Context, onError func(error), deliver f
 	return t.watchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot, markerMissing bool) error {
 		seen := RolloutsSeen{
 			Corrupt: map[string]error{}, Bells: map[string]uint64{}, Incidents: map[string]Rec[RolloutIncident]{},
-			Regressed: snap.Regressed, MarkerMissing: markerMissing,
+			WentBack: snap.WentBack, MarkerMissing: markerMissing,
 		}
 		for _, p := range snap.Pairs {
 			service, part, below := strings.Cut(strings.TrimPrefix(p.Key, prefix), "/")

@@ -136,25 +136,25 @@ func (t *Duties) RenewEpoch(ctx context.Context, known string) error {
 	return err
 }
 
-// Settled is the record at settled: for this epoch some farm has found that every living node had said what it runs (R1).
-type Settled struct {
+// Synced is the record at settled: for this epoch some farm has found that every living node had said what it runs (R1).
+type Synced struct {
 	Epoch string `json:"nonce"`
 }
 
-// SettledEpoch reads for which epoch the hold has ended, "" where no farm has said so, or what it said cannot be read.
-func (s *Views) SettledEpoch(ctx context.Context) (string, error) {
-	rec, err := s.Settled.Get(ctx, consul.Consistent)
+// SyncedEpoch reads for which epoch the hold has ended, "" where no farm has said so, or what it said cannot be read.
+func (s *Views) SyncedEpoch(ctx context.Context) (string, error) {
+	rec, err := s.Synced.Get(ctx, consul.Consistent)
 	if errors.Is(err, ErrNotFound) || IsCorrupt(err) {
 		return "", nil
 	}
 	return rec.Value.Epoch, err
 }
 
-// MarkSettled says that the hold has ended for the epoch of a schema record. It returns ErrRefused when that is not the
+// MarkSynced says that the hold has ended for the epoch of a schema record. It returns ErrRefused when that is not the
 // cluster's any more, so that a mark which lands late is none; whoever gets another error may try again.
-func (t *Duties) MarkSettled(ctx context.Context, schema Rec[Schema]) error {
+func (t *Duties) MarkSynced(ctx context.Context, schema Rec[Schema]) error {
 	_, err := t.c.Commit(ctx, []consul.Op{
-		consul.CheckIndex(t.keys.Schema.Key(), schema.Index), consul.Set(t.keys.Settled.Key(), encode(Settled{Epoch: schema.Value.Epoch})),
+		consul.CheckIndex(t.keys.Schema.Key(), schema.Index), consul.Set(t.keys.Synced.Key(), encode(Synced{Epoch: schema.Value.Epoch})),
 	})
 	return err
 }

@@ -39,7 +39,7 @@ type db struct {
 	memo memo // of what passes and runners read
 
 	Schema           Records[Schema]
-	Settled          Records[Settled]
+	Synced           Records[Synced]
 	Breaker          Records[Breaker]
 	Incidents        Records[Incidents]
 	RCs              Records[rc.RC]
@@ -67,7 +67,7 @@ type db struct {
 func newDB(c *consul.Client, k *Keys) *db {
 	d := &db{c: c, keys: k}
 	d.Schema = Records[Schema]{k.Schema, d, nil}
-	d.Settled = Records[Settled]{k.Settled, d, nil}
+	d.Synced = Records[Synced]{k.Synced, d, nil}
 	d.Breaker = Records[Breaker]{k.Breaker, d, nil}
 	d.Incidents = Records[Incidents]{k.Incidents, d, nil}
 	d.RCs = Records[rc.RC]{k.RCs, d, func(_ string, r *rc.RC) string { return k.RCs.Key(r.ID) }}

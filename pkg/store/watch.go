@@ -13,15 +13,15 @@ import (
 type Seen[T any] struct {
 	Recs    []Rec[T]
 	Corrupt []error // a *CorruptError for each record that cannot be read
-	// Regressed says that the store went back in time since the last delivery.
-	Regressed bool
+	// WentBack says that the store went back in time since the last delivery.
+	WentBack bool
 	// MarkerMissing says that the prefix had lost its marker key, as after a wipe. It has been recreated.
 	MarkerMissing bool
 }
 
 // seen is what a snapshot shows of these records.
 func (r *Records[T]) seen(snap consul.Snapshot, markerMissing bool) (s Seen[T]) {
-	s.Regressed, s.MarkerMissing = snap.Regressed, markerMissing
+	s.WentBack, s.MarkerMissing = snap.WentBack, markerMissing
 	s.Recs, s.Corrupt = each(snap.Pairs, r.decode)
 	return s
 }
@@ -58,7 +58,7 @@ type Watches struct{ *db }
 // Bells is one delivery of a bell watch: the index of each bell by controller id.
 type Bells struct {
 	Index         map[string]uint64
-	Regressed     bool
+	WentBack      bool
 	MarkerMissing bool
 }
 
@@ -67,7 +67,7 @@ type Bells struct {
 func (s *Watches) WatchBells(ctx context.Context, shard int, onError func(error), deliver func(Bells) error) error {
 	prefix := s.keys.Bells.Shard(shard)
 	return s.watchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot, markerMissing bool) error {
-		bells := Bells{Index: make(map[string]uint64, len(snap.Pairs)), Regressed: snap.Regressed, MarkerMissing: markerMissing}
+		bells := Bells{Index: make(map[string]uint64, len(snap.Pairs)), WentBack: snap.WentBack, MarkerMissing: markerMissing}
 		for _, p := range snap.Pairs {
 			if p.Key != prefix {
 				bells.Index[path.Base(p.Key)] = p.ModifyIndex

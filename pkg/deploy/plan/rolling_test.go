@@ -500,7 +500,7 @@ func nodes(slots ...int) *plan.State {
 		name := fmt.Sprintf("n%d", i)
 		s.Nodes[name] = node.NewView(node.Node{Name: name, Epoch: "n", Capacity: node.Capacity{Slots: n}, PortRange: node.PortRange{Min: 2000, Max: 2003}}, node.Ops{Name: name}, true)
 		s.Nodes[name].OrphanPages = &node.OrphanPages{}
-		s.Taken[name] = node.Reservation{Labels: s.Nodes[name].Stamps, Claims: map[string]node.Claim{}}
+		s.Taken[name] = node.Reservation{Labels: s.Nodes[name].LabelVersions, Claims: map[string]node.Claim{}}
 	}
 	return s
 }

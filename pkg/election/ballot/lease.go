@@ -13,7 +13,7 @@ type Holder struct {
 	ID        string `json:"id,omitempty"`         // of the candidate that took it
 	Round     string `json:"round,omitempty"`      // by which it was chosen; of who gave it up: by which its successor was
 	Since     *Time  `json:"since,omitempty"`      // when it took it
-	Stamp     string `json:"stamp,omitempty"`      // another one each time that the lock is taken
+	Unique    string `json:"stamp,omitempty"`      // another one each time that the lock is taken
 	Last      string `json:"last,omitempty"`       // who gave it up
 	YieldedTo string `json:"yielded_to,omitempty"` // for whom
 }
@@ -66,7 +66,7 @@ func (l *Lease) DecodeRound(value []byte) {
 // Open reports whether the last round counts: what was answered in it is about now. first is the nonce that was there already when the
 // asking candidate came, whose answers may be of any age.
 //   - A free lease needs a round that was opened since it became free, or the one by which its last holder gave it up.
-//   - On a lease that is held a round is settled by who took the lock in it.
+//   - On a lease that is held a round is decided by who took the lock in it.
 func (l *Lease) Open(first string) bool {
 	nonce := l.Round.Nonce
 	switch {

@@ -38,7 +38,7 @@ func TestAStatusIsBounded(t *testing.T) {
 		message, name := text("message"), strings.Repeat("n", rapid.SampledFrom([]int{1, 230}).Draw(r, "length of names"))
 		for i := range nodes {
 			id, at := pod.Identity{RCID: "web", Role: "main", Index: i}, fmt.Sprintf("%s-%d", name, i)
-			s.Nodes[at] = &node.View{Node: node.Node{Name: at}, Gone: rapid.Bool().Draw(r, "gone")}
+			s.Nodes[at] = &node.View{Node: node.Node{Name: at}, MachineLost: rapid.Bool().Draw(r, "gone")}
 			s.Pods = append(s.Pods, reconcile.Pod{
 				Placement: pod.Placement{Identity: id, Node: at, RunState: pod.Running, Revision: 1}, Index: 1,
 				Reality: &pod.Reality{Identity: id, Node: at, Revision: 1, State: pod.StateFailed, Message: message},

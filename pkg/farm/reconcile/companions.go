@@ -84,8 +84,8 @@ func holdsUp(s *Snapshot, other *Companion) string {
 	return ""
 }
 
-// stamps reports whether a change takes a pod that counts, or adds a copy, as owners of other revisions count: they must notice.
-func stamps(s *Snapshot, p *Pod, ch *Change) bool {
+// concernsCompanions reports whether a change takes a pod that counts, or adds a copy, as owners of other revisions count: they must notice.
+func concernsCompanions(s *Snapshot, p *Pod, ch *Change) bool {
 	if !s.hasCompanions() {
 		return false
 	}
@@ -121,7 +121,7 @@ func unaided(s *Snapshot, plan *Plan) bool {
 		return false
 	}
 	return plan.Unhampered() && !slices.ContainsFunc(plan.Changes, func(ch Change) bool {
-		return ch.Action != Remove || ch.Placement != nil || ch.NeedsMinimum || ch.NeedsCompanions || ch.Stamps
+		return ch.Action != Remove || ch.Placement != nil || ch.NeedsMinimum || ch.NeedsCompanions || ch.NotifyCompanions
 	})
 }
 

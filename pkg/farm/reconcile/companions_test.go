@@ -34,14 +34,14 @@ func stopAt(p *reconcile.Pod, s *reconcile.Snapshot) {
 
 func toLost(s *reconcile.Snapshot, p *reconcile.Pod) {
 	v := *s.Nodes[p.Node]
-	v.Name, v.Alive, v.Gone = "lost", false, true
+	v.Name, v.Alive, v.MachineLost = "lost", false, true
 	s.Nodes["lost"] = &v
 	p.Node, p.Reality.Node, p.LostSince = "lost", "lost", &s.Now
 }
 
 func toUnmanaged(s *reconcile.Snapshot, p *reconcile.Pod) {
 	toLost(s, p)
-	s.Nodes["lost"].Gone, p.LostSince, p.UnmanagedSince = false, nil, &s.Now
+	s.Nodes["lost"].MachineLost, p.LostSince, p.UnmanagedSince = false, nil, &s.Now
 }
 
 // The minimum is of the service: what companions have that counts may take the place of what stops, and nothing else may.
@@ -65,7 +65,7 @@ func TestTheMinimumIsOfAllRevisions(t *testing.T) {
 		"one is on a lost machine": {3, 3, func(s *reconcile.Snapshot, o *reconcile.Companion) { toLost(s, &o.Pods[2]) }, 2},
 		"one was known to be lost": {3, 3, func(s *reconcile.Snapshot, o *reconcile.Companion) {
 			toLost(s, &o.Pods[2])
-			s.Nodes["lost"].Gone = false
+			s.Nodes["lost"].MachineLost = false
 		}, 2},
 		"one is on a node without a preparer": {3, 3, func(s *reconcile.Snapshot, o *reconcile.Companion) { toUnmanaged(s, &o.Pods[2]) }, 3},
 		"one stands by":                       {3, 3, func(_ *reconcile.Snapshot, o *reconcile.Companion) { o.Pods[0].Placement.Standby = true }, 2},
@@ -91,7 +91,7 @@ func TestTheMinimumIsOfAllRevisions(t *testing.T) {
 		}
 		for _, ch := range plan.Changes {
 			standby := s.Pods[ch.Identity.Index].Placement.Standby
-			if ch.Takes == standby && c.least > 0 || ch.NeedsMinimum != (c.least > 0) || ch.Stamps == standby {
+			if ch.Takes == standby && c.least > 0 || ch.NeedsMinimum != (c.least > 0) || ch.NotifyCompanions == standby {
 				t.Errorf("%s: %+v", name, ch)
 			}
 		}
@@ -122,7 +122,7 @@ func TestWithoutCompanionsTheBoundsAreOwn(t *testing.T) {
 	besides(s, 0, 9, 1)
 	s.Companions = nil
 	plan := reconcile.Compute(s)
-	if got := stopped(&plan); !slices.Equal(got, []string{"main.2"}) || plan.Changes[0].Stamps {
+	if got := stopped(&plan); !slices.Equal(got, []string{"main.2"}) || plan.Changes[0].NotifyCompanions {
 		t.Errorf("%v stop: %+v", got, plan.Changes)
 	}
 	s = row(1, 3)
@@ -169,7 +169,7 @@ func TestTheBoundIsOfAllRevisions(t *testing.T) {
 			o.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4}}
 		}, 2, true},
 		"a former copy was left as lost": {7, func(_ *reconcile.Snapshot, o *reconcile.Companion) {
-			o.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n3", Lost: true}}
+			o.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n3", LeftBecauseLost: true}}
 		}, 3, false},
 		"a former copy has stopped":       {7, func(_ *reconcile.Snapshot, o *reconcile.Companion) { leaveBehind(&o.Pods[0], 4) }, 3, false},
 		"one of its own stops":            {6, func(s *reconcile.Snapshot, _ *reconcile.Companion) { stopAt(&s.Pods[0], s) }, 2, true},
@@ -189,7 +189,7 @@ func TestTheBoundIsOfAllRevisions(t *testing.T) {
 			t.Errorf("%s: %d are placed, want %d: %+v", name, got, c.want, plan.Status.Conditions)
 		}
 		for _, id := range plan.Adds {
-			if ch := reconcile.NewPlacer(s).On(id, "n0"); !ch.NeedsCompanions || !ch.Stamps {
+			if ch := reconcile.NewPlacer(s).On(id, "n0"); !ch.NeedsCompanions || !ch.NotifyCompanions {
 				t.Errorf("%s: %+v", name, ch)
 			}
 		}
@@ -325,7 +325,7 @@ func TestMorePodsThanCounts(t *testing.T) {
 }
 
 // Which changes companions' owners must notice: those that take what counts, and those that add a copy.
-func TestWhichChangesStamp(t *testing.T) {
+func TestWhichChangesNotifyCompanions(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(*reconcile.Snapshot)
@@ -344,7 +344,7 @@ func TestWhichChangesStamp(t *testing.T) {
 		"a confirmed stop, and one that a lost copy has to make": {func(s *reconcile.Snapshot) {
 			stopAt(&s.Pods[1], s)
 			s.Pods[1].Reality.State = pod.StateStopped
-			s.Pods[1].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4, Lost: true}}
+			s.Pods[1].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4, LeftBecauseLost: true}}
 			s.Nodes["n3"].Alive = false
 			s.RC.ReplicaGroups[0].Count = count(1)
 		}, true},
@@ -356,12 +356,12 @@ func TestWhichChangesStamp(t *testing.T) {
 		c.change(s)
 		besides(s, 4, 2, 20)
 		plan := reconcile.Compute(s)
-		if len(plan.Changes) != 1 || plan.Changes[0].Stamps != c.want {
+		if len(plan.Changes) != 1 || plan.Changes[0].NotifyCompanions != c.want {
 			t.Errorf("%s: %+v", name, plan.Changes)
 		}
 		s.Companions = nil
-		if plan = reconcile.Compute(s); len(plan.Changes) == 1 && plan.Changes[0].Stamps {
-			t.Errorf("%s: it stamps without companions", name)
+		if plan = reconcile.Compute(s); len(plan.Changes) == 1 && plan.Changes[0].NotifyCompanions {
+			t.Errorf("%s: it notifies without companions", name)
 		}
 	}
 }

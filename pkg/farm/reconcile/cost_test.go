@@ -62,13 +62,13 @@ func TestCostOfEachPod(t *testing.T) {
 		"all misplaced": func(s *reconcile.Snapshot) { s.RC.NodeSelector = "zone=c" },
 		"half of the nodes lost": func(s *reconcile.Snapshot) {
 			for i := range s.Pods[:len(s.Pods)/2] {
-				s.Nodes[s.Pods[i].Node].Alive, s.Nodes[s.Pods[i].Node].Gone = false, true
+				s.Nodes[s.Pods[i].Node].Alive, s.Nodes[s.Pods[i].Node].MachineLost = false, true
 			}
 		},
 		"replaced": func(s *reconcile.Snapshot) {
 			since := s.Now.Add(-time.Hour)
 			for i := range s.Pods[:len(s.Pods)/2] {
-				s.Nodes[s.Pods[i].Node].Alive, s.Nodes[s.Pods[i].Node].Gone, s.Pods[i].LostSince = false, true, &since
+				s.Nodes[s.Pods[i].Node].Alive, s.Nodes[s.Pods[i].Node].MachineLost, s.Pods[i].LostSince = false, true, &since
 			}
 		},
 		"all drained": func(s *reconcile.Snapshot) {

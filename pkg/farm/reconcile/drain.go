@@ -68,7 +68,7 @@ func evictionBy(s *Snapshot, p *Pod, nodeName string) *node.Drain {
 // would stay without it, all replicas are healthy and there is room for one more, or the pod is not available anyway. A new
 // copy is placed first where there is room, otherwise the pod stops first.
 func (c *drains) transfer() {
-	available, counting, inUse, busy := 0, len(c.beside), 0, false
+	available, counting, inUse, busy := 0, len(c.companionPods), 0, false
 	var leaving []*Pod
 	for p := range c.s.all() {
 		inUse += copies(c.s, p)
@@ -83,7 +83,7 @@ func (c *drains) transfer() {
 		if c.s.counting(p) {
 			counting++
 		}
-		if misplaced(c.s, p) && kept(c.s, p) == "" && !c.triedEnough(p) {
+		if mustMove(c.s, p) && kept(c.s, p) == "" && !c.triedEnough(p) {
 			leaving = append(leaving, p)
 		}
 	}
@@ -115,8 +115,8 @@ func (c *drains) transfer() {
 	}
 }
 
-// misplaced reports whether a pod must leave its living node.
-func misplaced(s *Snapshot, p *Pod) bool {
+// mustMove reports whether a pod must leave its living node.
+func mustMove(s *Snapshot, p *Pod) bool {
 	v := s.Nodes[p.Node]
 	return v != nil && v.Alive && (v.MustLeave() || !s.matches(v))
 }
@@ -124,7 +124,7 @@ func misplaced(s *Snapshot, p *Pod) bool {
 // lingers tells a former copy that runs, or may, from one whose machine is lost. The latter is in nobody's way: if it comes
 // back it is told what to do then.
 func lingers(s *Snapshot, g pod.Ghost) bool {
-	return s.aliveOn(g.Node) || !g.Lost && !s.machineLost(g.Node)
+	return s.aliveOn(g.Node) || !g.LeftBecauseLost && !s.machineLost(g.Node)
 }
 
 // kept returns why a pod that must leave its node is not moved, "" when it may be.
@@ -151,10 +151,10 @@ func (c *drains) drainsWait() {
 			c.block(why)
 			continue
 		}
-		if misplaced(c.s, p) && c.s.RC.Mutator != "" && !c.s.RolloutIdle {
+		if mustMove(c.s, p) && c.s.RC.Mutator != "" && !c.s.RolloutIdle {
 			c.requeueAfter(RoomRetry) // the rollout may rest by then
 		}
-		if misplaced(c.s, p) && (c.s.drained(p.Node) || kept(c.s, p) == "") {
+		if mustMove(c.s, p) && (c.s.drained(p.Node) || kept(c.s, p) == "") {
 			if why := c.waitsFor(p); why != "" {
 				c.block(fmt.Sprintf("%s.%d must leave %s: %s", p.Role, p.Identity.Index, p.Node, why))
 			}

@@ -29,8 +29,8 @@ func forced(s *reconcile.Snapshot, in time.Duration) {
 // dead makes a machine lost. Besides, it gives the snapshot's first pod, wherever that is placed, a former copy there, and no other; lost
 // says that the copy was left because of such a loss.
 func dead(s *reconcile.Snapshot, name string, lost bool) {
-	s.Nodes[name].Alive, s.Nodes[name].Gone = false, true
-	s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: name, Lost: lost, Revision: 4}}
+	s.Nodes[name].Alive, s.Nodes[name].MachineLost = false, true
+	s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: name, LeftBecauseLost: lost, Revision: 4}}
 }
 
 func blocked(t *testing.T, plan *reconcile.Plan, want string) {
@@ -187,7 +187,7 @@ func TestAForcedDrainLeavesTheFormerCopyAlone(t *testing.T) {
 		stops  []string
 	}{
 		"runs":         {func(*node.View) {}, "n2", pod.Running, []string{"n0"}},
-		"lost":         {func(v *node.View) { v.Alive, v.Gone = false, true }, "n2", pod.Running, []string{"n0"}},
+		"lost":         {func(v *node.View) { v.Alive, v.MachineLost = false, true }, "n2", pod.Running, []string{"n0"}},
 		"drained":      {func(v *node.View) { v.Ops.Drain = &node.Drain{} }, "n2", pod.Running, []string{"n0"}},
 		"forced, too":  {func(v *node.View) { v.Ops.Drain = &node.Drain{Force: true} }, "n0", pod.Stopped, []string{"n0", "n2"}},
 		"asked to end": {nil, "n0", pod.Stopped, []string{"n0"}},

@@ -61,7 +61,7 @@ func moved(ghosts ...pod.Ghost) *reconcile.Snapshot {
 	s := snapshotOf(1)
 	least := 1
 	s.RC.MinAvailable = &least
-	s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
+	s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = false, true
 	p := running(0, "n0", 5, 0)
 	p.Placement.Ghosts, p.Reality = ghosts, nil
 	for _, g := range ghosts {
@@ -158,7 +158,7 @@ func TestTheFormerCopyThatCountsIsKept(t *testing.T) {
 	}
 
 	s = moved(pod.Ghost{Node: "n1", Since: s.Now}, pod.Ghost{Node: "n2"})
-	s.Nodes["n1"].Alive, s.Nodes["n1"].Gone = false, true
+	s.Nodes["n1"].Alive, s.Nodes["n1"].MachineLost = false, true
 	if ch = only(t, s, reconcile.Return); ch.Placement.Node != "n2" {
 		t.Errorf("it is given back to %s, whose machine is lost", ch.Placement.Node)
 	}
@@ -256,8 +256,8 @@ func TestAPodGivenBackToADeadNodeCountsFromItsLoss(t *testing.T) {
 			change: func(s *reconcile.Snapshot) { at := ago(20 * time.Second); other(s).UnmanagedSince = &at },
 		},
 	} {
-		s := moved(pod.Ghost{Node: "n1", Lost: c.wasLost, Gone: c.gone, Since: ago(time.Minute)})
-		s.Nodes["n1"].Alive, s.Nodes["n1"].Gone = false, c.gone
+		s := moved(pod.Ghost{Node: "n1", LeftBecauseLost: c.wasLost, MachineLost: c.gone, Since: ago(time.Minute)})
+		s.Nodes["n1"].Alive, s.Nodes["n1"].MachineLost = false, c.gone
 		if c.change != nil {
 			c.change(s)
 		}
@@ -284,7 +284,7 @@ func TestAConfirmedStopOfAPodThatMoved(t *testing.T) {
 	t.Parallel()
 	for stop, left := range map[int64]bool{0: true, 4: false, 9: false} {
 		s := moved(pod.Ghost{Node: "n1"})
-		s.Nodes["n0"].Alive, s.Nodes["n0"].Gone, s.Requests = true, false, nil
+		s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost, s.Requests = true, false, nil
 		p := &s.Pods[0]
 		p.Reality = &pod.Reality{Identity: p.Identity, Node: "n0", Digest: "m1", Revision: 9, State: pod.StateStopped}
 		if !left {
@@ -324,7 +324,7 @@ func TestAFormerCopyThatHasStoppedSinceIsGone(t *testing.T) {
 	} {
 		for _, hold := range []string{"", "the records are new"} {
 			s := moved(pod.Ghost{Node: "n1"}, pod.Ghost{Node: "n2"})
-			s.Nodes["n0"].Alive, s.Nodes["n0"].Gone, s.Requests, s.Hold = true, false, nil, hold
+			s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost, s.Requests, s.Hold = true, false, nil, hold
 			p := &s.Pods[0]
 			p.Reality = running(0, "n0", 5, 0).Reality
 			p.Reality.Available = false
@@ -380,7 +380,7 @@ func TestTheLoserStaysWhileTheWinnersMachineIsLost(t *testing.T) {
 		s := moved(pod.Ghost{Node: "n1"})
 		p := &s.Pods[0]
 		s.Requests, p.Reality = nil, running(0, "n0", 5, 0).Reality
-		s.Nodes["n0"].Gone = lost
+		s.Nodes["n0"].MachineLost = lost
 		s.Orphans = []reconcile.Orphan{{Node: "n1", Orphan: pod.Orphan{Identity: p.Identity, PodID: "p", Digest: "m0", Revision: 4}}}
 		plan := reconcile.Compute(s)
 		if got := stops(&plan); slices.Contains(got, "n1") == lost || plan.Status.Available != 1 {

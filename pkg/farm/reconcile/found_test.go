@@ -94,9 +94,9 @@ func TestALostPodThatIsNotDesiredIsNotReplaced(t *testing.T) {
 		s.RC.NodeLoss.After = new(field.Duration)
 		for i := range s.Pods {
 			if v := s.Nodes[s.Pods[i].Placement.Node]; marked {
-				s.Pods[i].LostSince, v.Alive, v.Gone = &long, false, true
+				s.Pods[i].LostSince, v.Alive, v.MachineLost = &long, false, true
 			} else {
-				v.Alive, v.Gone = false, true
+				v.Alive, v.MachineLost = false, true
 			}
 		}
 		if plan := reconcile.Compute(s); len(plan.Adds) > 0 || len(plan.Changes) == 0 {

@@ -249,7 +249,7 @@ func TestTheOnlyReplicaMovesWhereThereIsRoom(t *testing.T) {
 	}
 }
 
-// A deep check that finds every stop of former copies in its place waits for nothing.
+// A resync that finds every stop of former copies in its place waits for nothing.
 func TestStopsThatAreThereWaitForNothing(t *testing.T) {
 	for _, missing := range []bool{false, true} {
 		for want, change := range map[rc.ConditionType]func(*reconcile.Snapshot){

@@ -268,7 +268,7 @@ func TestStatusOfARevision(t *testing.T) {
 	s := row(8, 8)
 	besides(s, 1, 0, 20)
 	s.Nodes["n4"].Alive = false // without a preparer
-	s.Nodes["n5"].Alive, s.Nodes["n5"].Gone = false, true
+	s.Nodes["n5"].Alive, s.Nodes["n5"].MachineLost = false, true
 	stopAt(&s.Pods[5], s)
 	s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4}, {Node: "n5", Revision: 4}}
 	s.Pods[1].Digest = "m0"

@@ -34,7 +34,7 @@ func TestAMachineStaysLostUntilItsPreparerIsBack(t *testing.T) {
 	look := func(alive, failed bool) reconcile.Plan {
 		t.Helper()
 		s.Now = s.Now.Add(time.Hour)
-		s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = alive, failed
+		s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = alive, failed
 		plan := reconcile.Compute(s)
 		p.Placement = next(t, &plan, p)
 		return plan
@@ -66,29 +66,29 @@ func TestAFormerCopyOnALostMachineStaysLost(t *testing.T) {
 	s := snapshotOf(1)
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
 	p := &s.Pods[0]
-	s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
+	s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = false, true
 	plan := reconcile.Compute(s)
-	if ghosts := reconcile.NewPlacer(s).On(p.Identity, "n1").Placement.Ghosts; len(ghosts) != 1 || !ghosts[0].Gone || !ghosts[0].Lost {
+	if ghosts := reconcile.NewPlacer(s).On(p.Identity, "n1").Placement.Ghosts; len(ghosts) != 1 || !ghosts[0].MachineLost || !ghosts[0].LeftBecauseLost {
 		t.Errorf("moved off a lost machine: %+v, plan %+v", ghosts, plan)
 	}
 
-	s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = true, false
+	s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = true, false
 	p.Node, p.Placement.Ghosts = "n1", []pod.Ghost{{Node: "n0"}}
 	p.Ghosts["n0"], p.Reality, p.ChangedAt = p.Reality, nil, s.Now
 	if plan = reconcile.Compute(s); plan.Status.Available != 1 {
 		t.Fatalf("it moves, and its former copy is available: %+v", plan.Status)
 	}
 	for _, failed := range []bool{true, false} { // then Consul forgets it
-		s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, failed
+		s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = false, failed
 		plan = reconcile.Compute(s)
 		p.Placement = next(t, &plan, p)
-		if plan.Status.Available != 0 || !p.Placement.Ghosts[0].Gone {
+		if plan.Status.Available != 0 || !p.Placement.Ghosts[0].MachineLost {
 			t.Errorf("failed %t: %+v, status %+v", failed, p.Placement, plan.Status)
 		}
 	}
 	s.Nodes["n0"].Alive = true
 	plan = reconcile.Compute(s)
-	if p.Placement = next(t, &plan, p); p.Placement.Ghosts[0].Gone {
+	if p.Placement = next(t, &plan, p); p.Placement.Ghosts[0].MachineLost {
 		t.Errorf("back: %+v", p.Placement)
 	}
 }
@@ -99,7 +99,7 @@ func TestALossIsMarkedThoughNothingCanBeScheduled(t *testing.T) {
 	s := snapshotOf(1)
 	s.RC.NodeLoss.After = new(field.Duration)
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
-	s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
+	s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = false, true
 	plan := reconcile.Compute(s)
 	if len(plan.Adds) != 1 || len(plan.Changes) != 0 {
 		t.Fatalf("adds %v, changes %v", plan.Adds, plan.Changes)
@@ -120,7 +120,7 @@ func TestALostPodWaitsForRoom(t *testing.T) {
 			s.RC.MaxSurge, s.RC.NodeLoss.After = &surge, new(field.Duration)
 			s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
 			since := s.Now.Add(-time.Minute)
-			s.Nodes["n1"].Alive, s.Nodes["n1"].Gone, s.Pods[1].LostSince = false, true, &since
+			s.Nodes["n1"].Alive, s.Nodes["n1"].MachineLost, s.Pods[1].LostSince = false, true, &since
 			s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n2", Revision: 4, Since: since}} // has yet to stop
 			if plan := reconcile.Compute(s); len(plan.Adds) != want {
 				t.Errorf("%d desired, surge %d: adds %v", desired, surge, plan.Adds)
@@ -141,21 +141,21 @@ func TestALossIsAboutOneDeath(t *testing.T) {
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
 	p, former := &s.Pods[0], &s.Pods[1]
 	p.LostSince, p.DeadIndex = &before, 30
-	former.Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4, Gone: true, DeadIndex: 50}}
+	former.Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4, MachineLost: true, DeadIndex: 50}}
 	plan := reconcile.Compute(s)
 	p.Placement, former.Placement = next(t, &plan, p), next(t, &plan, former)
 	if p.LostSince != nil || p.UnmanagedSince == nil || !p.UnmanagedSince.Equal(s.Now) || p.DeadIndex != 40 || plan.Status.Lost != 0 || plan.Status.Available != 2 || len(plan.Adds) > 0 {
 		t.Errorf("%+v, status %+v, adds %v", p.Placement, plan.Status, plan.Adds)
 	}
-	if g := former.Placement.Ghosts[0]; g.Gone || g.DeadIndex != 0 {
+	if g := former.Placement.Ghosts[0]; g.MachineLost || g.DeadIndex != 0 {
 		t.Errorf("former copy %+v", g)
 	}
 
 	// Consul says that this time the machine died.
-	s.Nodes["n3"].Gone = true
+	s.Nodes["n3"].MachineLost = true
 	plan = reconcile.Compute(s)
 	former.Placement = next(t, &plan, former)
-	if g := former.Placement.Ghosts[0]; !g.Gone || g.DeadIndex != 60 {
+	if g := former.Placement.Ghosts[0]; !g.MachineLost || g.DeadIndex != 60 {
 		t.Errorf("former copy %+v", g)
 	}
 	if ch := plan.Changes[0]; len(plan.Changes) != 1 || len(ch.NeedsDead) != 1 || ch.NeedsDead[0] != (reconcile.DeadNode{Name: "n3", Index: 60}) {
@@ -168,7 +168,7 @@ func TestALossIsAboutOneDeath(t *testing.T) {
 func TestAStopOfALostPodDependsOnTheLoss(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
-	s.Nodes["n0"].Alive, s.Nodes["n0"].Gone, s.Nodes["n0"].FreeIndex = false, true, 40
+	s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost, s.Nodes["n0"].FreeIndex = false, true, 40
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
 	s.Pods[0].LostSince, s.Pods[0].DeadIndex = &s.Now, 40
 	plan := reconcile.Compute(s)
@@ -198,10 +198,10 @@ func TestAMoveFromAnUnmanagedNodeDependsOnItsAbsence(t *testing.T) {
 func TestAStopOfAFormerCopyDependsOnItsLoss(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
-	s.Nodes["n3"].Alive, s.Nodes["n3"].Gone, s.Nodes["n3"].FreeIndex = false, true, 40
+	s.Nodes["n3"].Alive, s.Nodes["n3"].MachineLost, s.Nodes["n3"].FreeIndex = false, true, 40
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
 	p := &s.Pods[0]
-	p.Placement.Ghosts = []pod.Ghost{{Node: "n3", Lost: true, Gone: true, DeadIndex: 40}}
+	p.Placement.Ghosts = []pod.Ghost{{Node: "n3", LeftBecauseLost: true, MachineLost: true, DeadIndex: 40}}
 	p.Reality, p.Ghosts = nil, map[string]*pod.Reality{"n3": p.Reality}
 	plan := reconcile.Compute(s)
 	if ch := plan.Changes[0]; len(plan.Changes) != 1 || ch.Action != reconcile.Stop || ch.Identity != p.Identity || len(ch.Intents) != 2 ||
@@ -216,7 +216,7 @@ func TestCopiesOnLostMachinesHoldNothingUp(t *testing.T) {
 	t.Parallel()
 	for name, there := range map[string]func(s *reconcile.Snapshot){
 		"former copy": func(s *reconcile.Snapshot) {
-			s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4, Gone: true, DeadIndex: 40}}
+			s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4, MachineLost: true, DeadIndex: 40}}
 		},
 		"stopping": func(s *reconcile.Snapshot) {
 			p := running(1, "n3", 5, 0)
@@ -228,7 +228,7 @@ func TestCopiesOnLostMachinesHoldNothingUp(t *testing.T) {
 			t.Parallel()
 			s := snapshotOf(1)
 			s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
-			s.Nodes["n3"].Alive, s.Nodes["n3"].Gone, s.Nodes["n3"].FreeIndex = false, true, 40
+			s.Nodes["n3"].Alive, s.Nodes["n3"].MachineLost, s.Nodes["n3"].FreeIndex = false, true, 40
 			there(s)
 			if plan := reconcile.Compute(s); !plan.Status.Is(rc.Converged) || len(plan.Changes) != 0 {
 				t.Errorf("lost: %+v, changes %v", plan.Status, plan.Changes)
@@ -237,7 +237,7 @@ func TestCopiesOnLostMachinesHoldNothingUp(t *testing.T) {
 			if plan := reconcile.Compute(s); plan.Status.Is(rc.Converged) || plan.Finish {
 				t.Errorf("deleted: %+v", plan.Status)
 			}
-			s.RC.DeletedAt, s.Nodes["n3"].Gone, s.Nodes["n3"].FreeIndex = nil, false, 50
+			s.RC.DeletedAt, s.Nodes["n3"].MachineLost, s.Nodes["n3"].FreeIndex = nil, false, 50
 			if plan := reconcile.Compute(s); plan.Status.Is(rc.Converged) {
 				t.Errorf("without a preparer: %+v", plan.Status)
 			}
@@ -249,7 +249,7 @@ func TestCopiesOnLostMachinesHoldNothingUp(t *testing.T) {
 func lose(s *reconcile.Snapshot, since time.Duration, pods ...int) {
 	at := s.Now.Add(-since)
 	for _, i := range pods {
-		s.Nodes[s.Pods[i].Node].Alive, s.Nodes[s.Pods[i].Node].Gone, s.Pods[i].LostSince = false, true, &at
+		s.Nodes[s.Pods[i].Node].Alive, s.Nodes[s.Pods[i].Node].MachineLost, s.Pods[i].LostSince = false, true, &at
 	}
 }
 
@@ -313,8 +313,8 @@ func TestAStuckPodThatIsMovedOnTakesRoom(t *testing.T) {
 		s := row(2, 3)
 		s.RC.MaxSurge = &surge
 		onItsWay(s, 0, time.Hour)
-		s.Pods[0].Placement.Ghosts[0].Lost = true
-		s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
+		s.Pods[0].Placement.Ghosts[0].LeftBecauseLost = true
+		s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = false, true
 		plan := reconcile.Compute(s)
 		if got := added(&plan); !slices.Equal(got, want) {
 			t.Errorf("surge %d: %v, want %v", surge, got, want)
@@ -328,7 +328,7 @@ func TestALossIsOneMarkOfEachPod(t *testing.T) {
 	s := row(2, 2)
 	s.RC.NodeLoss.After = new(field.Duration)
 	for i, name := range []string{"n0", "n1", "n2", "n3"} {
-		s.Nodes[name].Alive, s.Nodes[name].Gone, s.Nodes[name].FreeIndex = false, true, uint64(40+i)
+		s.Nodes[name].Alive, s.Nodes[name].MachineLost, s.Nodes[name].FreeIndex = false, true, uint64(40+i)
 	}
 	s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n2", Revision: 4}}
 	s.Pods[1].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4}}
@@ -338,7 +338,7 @@ func TestALossIsOneMarkOfEachPod(t *testing.T) {
 	}
 	for i := range plan.Marks {
 		m, at, former := &plan.Marks[i], fmt.Sprintf("n%d", i), fmt.Sprintf("n%d", i+2)
-		if p := m.Placement; m.Identity != s.Pods[i].Identity || p.Node != at || p.LostSince == nil || len(p.Ghosts) != 1 || p.Ghosts[0].Node != former || !p.Ghosts[0].Gone {
+		if p := m.Placement; m.Identity != s.Pods[i].Identity || p.Node != at || p.LostSince == nil || len(p.Ghosts) != 1 || p.Ghosts[0].Node != former || !p.Ghosts[0].MachineLost {
 			t.Errorf("%s: %+v", m, m.Placement)
 		}
 		if want := []reconcile.DeadNode{{Name: at, Index: uint64(40 + i)}, {Name: former, Index: uint64(42 + i)}}; !slices.Equal(m.NeedsDead, want) {
@@ -354,7 +354,7 @@ func TestWhatIsAdoptedTakesTheRoomOfWhatIsLost(t *testing.T) {
 		s := snapshotOf(3)
 		s.RC.MaxSurge = count(surge)
 		s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n0", 5, 0), running(2, "n1", 5, 0)}
-		s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
+		s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = false, true
 		since := s.Now.Add(-time.Hour)
 		s.Pods[0].LostSince, s.Pods[1].LostSince = &since, &since
 		s.Orphans = []reconcile.Orphan{orphan("n2", 7, 5), orphan("n3", 8, 5)}
@@ -372,7 +372,7 @@ func TestALostPodThatIsAdoptedTakesRoom(t *testing.T) {
 		s := snapshotOf(2)
 		s.RC.MaxSurge = count(surge)
 		s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n0", 5, 0), running(3, "n1", 5, 0)}
-		s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
+		s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = false, true
 		since := s.Now.Add(-time.Hour)
 		s.Pods[0].LostSince, s.Pods[1].LostSince = &since, &since
 		stopAt(&s.Pods[2], s)

@@ -16,8 +16,8 @@ func (c minimum) guardMinimum() {
 		ch := &c.plan.Changes[i]
 		changed[ch.Identity] = ch
 	}
-	c.stamp()
-	counting := slices.Clone(c.beside)
+	c.markNotifications()
+	counting := slices.Clone(c.companionPods)
 	for p := range c.s.all() {
 		ch := changed[p.Identity]
 		before, counted := c.s.countsOn(p, &p.Placement)
@@ -45,11 +45,11 @@ func (c minimum) guardMinimum() {
 	c.guard(counting)
 }
 
-// stamp says which changes companions' owners must notice.
-func (c minimum) stamp() {
+// markNotifications says which changes companions' owners must notice.
+func (c minimum) markNotifications() {
 	for i := range c.plan.Changes {
 		ch := &c.plan.Changes[i]
-		ch.Stamps = ch.Stamps || stamps(c.s, c.s.find(ch.Identity), ch)
+		ch.NotifyCompanions = ch.NotifyCompanions || concernsCompanions(c.s, c.s.find(ch.Identity), ch)
 	}
 }
 

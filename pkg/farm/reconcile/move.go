@@ -66,11 +66,11 @@ func (c losses) markGhosts() {
 		}
 		for i := range next.Ghosts {
 			g := &next.Ghosts[i]
-			if c.s.Nodes[g.Node] == nil || !noteGone(c.s, g) {
+			if c.s.Nodes[g.Node] == nil || !noteMachineLost(c.s, g) {
 				continue
 			}
 			changed = true
-			if g.Gone {
+			if g.MachineLost {
 				ch.needsDead(c.s.death(g.Node))
 			}
 		}
@@ -101,14 +101,14 @@ func (c losses) markInstead(ch Change) {
 	}
 }
 
-// noteGone writes down whether the machine of a former copy, on a node that has a record, is lost. It reports whether that is new.
-func noteGone(s *Snapshot, g *pod.Ghost) (isNew bool) {
+// noteMachineLost writes down whether the machine of a former copy, on a node that has a record, is lost. It reports whether that is new.
+func noteMachineLost(s *Snapshot, g *pod.Ghost) (isNew bool) {
 	gone, death := s.machineLost(g.Node), uint64(0)
 	if gone {
 		death = s.death(g.Node).Index
 	}
-	isNew = g.Gone != gone || g.DeadIndex != death
-	g.Gone, g.DeadIndex = gone, death
+	isNew = g.MachineLost != gone || g.DeadIndex != death
+	g.MachineLost, g.DeadIndex = gone, death
 	return isNew
 }
 
@@ -238,7 +238,7 @@ func backOn(s *Snapshot, p *Pod, next pod.Placement, g pod.Ghost) pod.Placement 
 func lostSince(s *Snapshot, g pod.Ghost) *time.Time {
 	since := s.Now
 	gone := s.machineLost(g.Node)
-	if g.Lost {
+	if g.LeftBecauseLost {
 		since = g.Since.Add(-grace(s, gone))
 	}
 	for p := range s.running() {
@@ -267,7 +267,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	digest := s.digestFor(&p.Placement)
 	m := s.ManifestOf(digest)
 	lost := !s.aliveOn(p.Node)
-	ghost := pod.Ghost{Node: p.Node, Lost: lost, Since: s.Now, Ports: p.Ports}
+	ghost := pod.Ghost{Node: p.Node, LeftBecauseLost: lost, Since: s.Now, Ports: p.Ports}
 	if !lost && slices.ContainsFunc(p.Placement.Ghosts, func(g pod.Ghost) bool { return g.Revision == 0 }) {
 		next.Avoid = avoiding(s, p) // it is moved on, because it got stuck here
 	}
@@ -284,7 +284,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	}
 	ch := Change{
 		Action: Move, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason, NeedsSchema: true,
-		NeedsCompanions: s.hasCompanions(), Stamps: s.hasCompanions(),
+		NeedsCompanions: s.hasCompanions(), NotifyCompanions: s.hasCompanions(),
 		Intents: []IntentChange{{Node: nodeName, Intent: &in}},
 		Reserve: []ReserveChange{{Node: nodeName, Claim: &claim, Dynamic: m.DynamicPorts()}},
 	}
@@ -292,7 +292,7 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 		ch.needsDead(s.death(p.Node))
 	}
 	for i := range next.Ghosts {
-		if g := &next.Ghosts[i]; s.Nodes[g.Node] != nil && noteGone(s, g) && g.Gone {
+		if g := &next.Ghosts[i]; s.Nodes[g.Node] != nil && noteMachineLost(s, g) && g.MachineLost {
 			ch.needsDead(s.death(g.Node))
 		}
 	}

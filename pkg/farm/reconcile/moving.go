@@ -38,7 +38,7 @@ func (c moves) moveOf(p *Pod) (state moveState, back *pod.Ghost, why string) {
 	}
 	found := p.AdoptedAtGeneration != 0 // then this copy is the one that counts, unless the former one was left as lost (R2)
 	for _, g := range p.Placement.Ghosts {
-		if r := p.Ghosts[g.Node]; g.Revision == 0 && r != nil && r.Available && mayKeep(c.s, g) && (g.Lost || !found) {
+		if r := p.Ghosts[g.Node]; g.Revision == 0 && r != nil && r.Available && mayKeep(c.s, g) && (g.LeftBecauseLost || !found) {
 			return needless, &g, ""
 		}
 	}
@@ -60,7 +60,7 @@ func mayKeep(s *Snapshot, g pod.Ghost) bool {
 	switch {
 	case v == nil || !v.Alive:
 		return false
-	case g.Lost:
+	case g.LeftBecauseLost:
 		return true // it came back; if it must be left for another reason that comes next
 	default:
 		return !v.MustLeave() && s.matches(v)
@@ -74,7 +74,7 @@ func (c moves) finishMoves() {
 		switch state, back, why := c.moveOf(p); {
 		case state == arrived:
 			c.stopFormerCopies(p, func(string) bool { return true }, "it is available on "+p.Node, false)
-		case state == needless && back.Lost:
+		case state == needless && back.LeftBecauseLost:
 			c.comeBack(p, *back, p.Avoid, "its lost node came back before the replacement on "+p.Node+" was available", true)
 		case state == needless:
 			c.comeBack(p, *back, p.Avoid, back.Node+" may keep it again", true)

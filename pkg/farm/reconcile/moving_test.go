@@ -49,7 +49,7 @@ func (w *world) drain(name string) {
 func (w *world) die(name string) {
 	v := *w.nodes[name]
 	w.deaths++
-	v.Alive, v.Gone, v.FreeIndex = false, true, w.deaths
+	v.Alive, v.MachineLost, v.FreeIndex = false, true, w.deaths
 	w.nodes[name] = &v
 }
 
@@ -234,12 +234,12 @@ func TestALossIsMarkedWithAMoveThatFindsNoNode(t *testing.T) {
 	s.Pods = []reconcile.Pod{running(0, "n1", 5, 0)}
 	p := &s.Pods[0]
 	p.Placement.Ghosts, p.Reality = []pod.Ghost{{Node: "n0"}}, nil
-	s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
+	s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = false, true
 	plan := reconcile.Compute(s)
-	if !slices.Equal(plan.Adds, []pod.Identity{p.Identity}) || len(plan.Marks) != 1 || !plan.Marks[0].Placement.Ghosts[0].Gone {
+	if !slices.Equal(plan.Adds, []pod.Identity{p.Identity}) || len(plan.Marks) != 1 || !plan.Marks[0].Placement.Ghosts[0].MachineLost {
 		t.Errorf("adds %v, marks %+v", plan.Adds, plan.Marks)
 	}
-	if to := reconcile.NewPlacer(s).On(p.Identity, "n2").Placement; !to.Ghosts[0].Gone || len(to.Avoid) != 1 || to.Avoid[0].Node != "n1" {
+	if to := reconcile.NewPlacer(s).On(p.Identity, "n2").Placement; !to.Ghosts[0].MachineLost || len(to.Avoid) != 1 || to.Avoid[0].Node != "n1" {
 		t.Errorf("moved on: %+v", to)
 	}
 }
@@ -283,9 +283,9 @@ func TestAnyMoveComesToAnEnd(t *testing.T) {
 				v.Ops = node.Ops{Labels: map[string]string{"pool": "a"}}
 			case "loss":
 				w.deaths++
-				v.Alive, v.Gone, v.FreeIndex = false, true, w.deaths
+				v.Alive, v.MachineLost, v.FreeIndex = false, true, w.deaths
 			case "back":
-				v.Alive, v.Gone, v.FreeIndex = true, false, 0
+				v.Alive, v.MachineLost, v.FreeIndex = true, false, 0
 			}
 			w.run(t, time.Duration(rapid.IntRange(1, 12).Draw(t, "s"))*500*time.Millisecond)
 		}

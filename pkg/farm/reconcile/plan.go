@@ -72,8 +72,8 @@ type Change struct {
 	// NeedsCompanions: no companion's owner may have stopped or added pods meanwhile and, while no rollout is in charge, none of them may
 	// ask for other counts. A change that needs the minimum needs that, too.
 	NeedsCompanions bool
-	// Stamps: companions' owners must notice the change.
-	Stamps bool
+	// NotifyCompanions: companions' owners must notice the change.
+	NotifyCompanions bool
 	// NeedsSchema: a pod is placed, so the cluster epoch must not change meanwhile (R1).
 	NeedsSchema bool
 	// Answers are the requests that are carried out with this change: they go with it or stay.
@@ -367,7 +367,7 @@ func (pl *Placer) On(id pod.Identity, nodeName string) Change {
 	made.intents[0] = IntentChange{Node: nodeName, Intent: &made.intent}
 	made.reserve[0] = ReserveChange{Node: nodeName, Claim: &made.claim, Dynamic: a.dynamic}
 	return Change{
-		Action: Place, Identity: id, Placement: &made.pod, NeedsSchema: true, NeedsCompanions: s.hasCompanions(), Stamps: s.hasCompanions(),
+		Action: Place, Identity: id, Placement: &made.pod, NeedsSchema: true, NeedsCompanions: s.hasCompanions(), NotifyCompanions: s.hasCompanions(),
 		Reason: pl.reason, Intents: made.intents[:1:1], Reserve: made.reserve[:1:1],
 	}
 }

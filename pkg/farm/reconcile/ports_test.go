@@ -69,7 +69,7 @@ func TestFormerCopyKeepsItsNumbers(t *testing.T) {
 	p := running(0, "n0", 5, 0)
 	p.Ports = old
 	s.Pods = []reconcile.Pod{p}
-	s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = false, true
+	s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = false, true
 	ch := reconcile.NewPlacer(s).On(p.Identity, "n1")
 	if len(ch.Reserve[0].KeepPorts) != 0 || !slices.Equal(ch.Reserve[0].Dynamic, []string{"http"}) {
 		t.Errorf("reserves %+v, want a new number for http", ch.Reserve[0])
@@ -79,7 +79,7 @@ func TestFormerCopyKeepsItsNumbers(t *testing.T) {
 	wantPorts(t, "its stop", ch.Placement.GhostIntent(ch.Placement.Ghosts[0]).Ports, old)
 
 	// The node returns before the new copy is available.
-	s.Nodes["n0"].Alive, s.Nodes["n0"].Gone = true, false
+	s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = true, false
 	s.Now = s.Now.Add(time.Second)
 	back := *p.Reality
 	s.Pods = []reconcile.Pod{{Placement: *ch.Placement, Index: 10, Ghosts: map[string]*pod.Reality{"n0": &back}}}

@@ -68,7 +68,7 @@ func newWorld() *world {
 	return w
 }
 
-func (w *world) snapshot(deep bool) *reconcile.Snapshot {
+func (w *world) snapshot(resync bool) *reconcile.Snapshot {
 	s := &reconcile.Snapshot{
 		Now: w.now, Owner: "f1", RC: w.rc, Requests: w.read(), Manifest: &manifest.Manifest{Version: 1, ID: "p", MinReady: new(field.Duration)}, Nodes: w.nodes, Previous: w.status,
 	}
@@ -84,7 +84,7 @@ func (w *world) snapshot(deep bool) *reconcile.Snapshot {
 		for _, g := range p.Ghosts {
 			names = append(names, g.Node)
 		}
-		if deep {
+		if resync {
 			sp.Intents = map[string]*pod.Intent{}
 		}
 		for _, name := range names {
@@ -93,7 +93,7 @@ func (w *world) snapshot(deep bool) *reconcile.Snapshot {
 			} else if ok {
 				sp.Ghosts[name] = &r
 			}
-			if in, ok := w.intents[at{name, id}]; ok && deep {
+			if in, ok := w.intents[at{name, id}]; ok && resync {
 				sp.Intents[name] = &in
 			}
 		}
@@ -195,9 +195,9 @@ func (w *world) machineLost(name string) bool {
 	v := w.nodes[name]
 	remembered := func(p pod.Placement) bool {
 		return p.Node == name && p.RunState == pod.Running && p.LostSince != nil && p.DeadIndex == v.FreeIndex ||
-			slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == name && g.Gone && g.DeadIndex == v.FreeIndex })
+			slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == name && g.MachineLost && g.DeadIndex == v.FreeIndex })
 	}
-	return v != nil && !v.Alive && (v.Gone || slices.ContainsFunc(slices.Collect(maps.Values(w.pods)), remembered))
+	return v != nil && !v.Alive && (v.MachineLost || slices.ContainsFunc(slices.Collect(maps.Values(w.pods)), remembered))
 }
 
 // running counts the copies that really run.
@@ -212,8 +212,8 @@ func (w *world) running() int {
 }
 
 // pass makes one pass, checks the plan and applies it.
-func (w *world) pass(t rapid.TB, deep bool) int {
-	s := w.snapshot(deep)
+func (w *world) pass(t rapid.TB, resync bool) int {
+	s := w.snapshot(resync)
 	before := w.available()
 	plan := reconcile.Compute(s)
 	w.status = &plan.Status
@@ -390,7 +390,7 @@ func (w *world) checkPlan(t rapid.TB, plan *reconcile.Plan, available int) {
 				copies++
 			}
 			for _, g := range p.Ghosts {
-				if !g.Lost && w.nodes[g.Node].Alive && w.copies[at{g.Node, id}].State == pod.Running {
+				if !g.LeftBecauseLost && w.nodes[g.Node].Alive && w.copies[at{g.Node, id}].State == pod.Running {
 					copies++
 				}
 			}
@@ -422,7 +422,7 @@ func (w *world) checkDeaths(t rapid.TB, ch *reconcile.Change) {
 			needs(next.Node)
 		}
 		for _, g := range next.Ghosts {
-			if i := slices.IndexFunc(was.Ghosts, func(o pod.Ghost) bool { return o.Node == g.Node }); g.Gone && (i < 0 || !was.Ghosts[i].Gone || was.Ghosts[i].DeadIndex != g.DeadIndex) {
+			if i := slices.IndexFunc(was.Ghosts, func(o pod.Ghost) bool { return o.Node == g.Node }); g.MachineLost && (i < 0 || !was.Ghosts[i].MachineLost || was.Ghosts[i].DeadIndex != g.DeadIndex) {
 				needs(g.Node)
 			}
 		}
@@ -585,7 +585,7 @@ func (w *world) step(t *rapid.T) {
 		if rapid.Bool().Draw(t, "partly") {
 			w.lands = func() bool { return rapid.Bool().Draw(t, "lands") }
 		}
-		w.pass(t, rapid.Bool().Draw(t, "deep"))
+		w.pass(t, rapid.Bool().Draw(t, "resync"))
 		w.hold, w.breaker, w.lands = false, false, nil
 	case "obey":
 		if where, ok := draw(t, w.intents); ok {
@@ -617,10 +617,10 @@ func (w *world) step(t *rapid.T) {
 			w.deaths++
 			v.FreeIndex = w.deaths
 		}
-		v.Alive, v.Gone = false, rapid.Bool().Draw(t, "gone")
+		v.Alive, v.MachineLost = false, rapid.Bool().Draw(t, "gone")
 	case "node returns":
 		v := w.anyNode(t)
-		v.Alive, v.Gone, v.FreeIndex = true, false, 0
+		v.Alive, v.MachineLost, v.FreeIndex = true, false, 0
 	case "sick node":
 		w.sick[w.anyNode(t).Name] = true
 	case "well node":
@@ -804,7 +804,7 @@ func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
 // without settles a world in which one machine is lost for good: what is desired runs elsewhere, unless it must stay.
 func (w *world) without(t *rapid.T, v *node.View) {
 	w.deaths++
-	v.Alive, v.Gone, v.FreeIndex = false, true, w.deaths
+	v.Alive, v.MachineLost, v.FreeIndex = false, true, w.deaths
 	for where := range w.copies {
 		if where.node == v.Name {
 			delete(w.copies, where)
@@ -833,7 +833,7 @@ func (w *world) heal() {
 	clear(w.sick)
 	for name, old := range w.nodes {
 		v := *old
-		v.Alive, v.Gone, v.FreeIndex, v.Ops.Drain = true, false, 0, nil
+		v.Alive, v.MachineLost, v.FreeIndex, v.Ops.Drain = true, false, 0, nil
 		w.nodes[name] = &v
 	}
 }

@@ -231,7 +231,7 @@ func Few(errs []string) string {
 
 // progress fills in what a rollout decides by (ADR 16).
 func (c report) progress(st *rc.Status) {
-	if c.s.RC.Service != nil && c.settled() {
+	if c.s.RC.Service != nil && c.allAdopted() {
 		st.Epoch = c.s.Epoch
 	}
 	for p := range c.s.all() {
@@ -266,8 +266,8 @@ func (c report) progress(st *rc.Status) {
 	}
 }
 
-// settled reports whether the placements show all that is known to run: the nodes have spoken, and what they spoke of is adopted.
-func (c *draft) settled() bool {
+// allAdopted reports whether the placements show all that is known to run: the nodes have spoken, and what they spoke of is adopted.
+func (c *draft) allAdopted() bool {
 	return c.s.Hold == "" && !slices.ContainsFunc(c.plan.Changes, func(ch Change) bool { return ch.Action == Adopt })
 }
 

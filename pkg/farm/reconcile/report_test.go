@@ -56,7 +56,7 @@ func TestAStatusSaysWhatIsWaitedFor(t *testing.T) {
 			func(*reconcile.Snapshot) {}, "2 of 2 replicas available", []rc.ConditionType{rc.Converged},
 		},
 		"a former copy was on a machine that is lost": {
-			func(s *reconcile.Snapshot) { dead(s, "n3", true); s.Pods[0].Placement.Ghosts[0].Gone = true },
+			func(s *reconcile.Snapshot) { dead(s, "n3", true); s.Pods[0].Placement.Ghosts[0].MachineLost = true },
 			"2 of 2 replicas available; nothing can confirm that copies have stopped on machines that are lost: n3",
 			[]rc.ConditionType{rc.Converged},
 		},

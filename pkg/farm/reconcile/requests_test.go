@@ -31,8 +31,8 @@ func TestOneForgottenCopyAtATime(t *testing.T) {
 	s := snapshotOf(2)
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
 	for _, name := range []string{"n2", "n3"} {
-		s.Nodes[name].Alive, s.Nodes[name].Gone = false, true
-		s.Pods[0].Placement.Ghosts = append(s.Pods[0].Placement.Ghosts, pod.Ghost{Node: name, Lost: true, Revision: 4})
+		s.Nodes[name].Alive, s.Nodes[name].MachineLost = false, true
+		s.Pods[0].Placement.Ghosts = append(s.Pods[0].Placement.Ghosts, pod.Ghost{Node: name, LeftBecauseLost: true, Revision: 4})
 	}
 	id := s.Pods[0].Identity
 	s.Requests = []reconcile.Request{forgetOn("a", "n2", id), forgetOn("b", "n3", id), forgetOn("c", "n1", s.Pods[1].Identity)}

@@ -9,10 +9,10 @@ import (
 // room is how many copies there are and may be, and which pods of the service count as available.
 type room struct {
 	*draft
-	beside      []Copy         // pods of companions that count as available
-	inUseBeside int            // copies of companions' pods that take room
-	over        map[string]int // pods beyond those that a role should have; nil: not yet reckoned
-	forLost     *int           // how many lost pods may be replaced besides; nil: not yet reckoned
+	companionPods []Copy         // pods of companions that count as available
+	inUseBeside   int            // copies of companions' pods that take room
+	over          map[string]int // pods beyond those that a role should have; nil: not yet reckoned
+	forLost       *int           // how many lost pods may be replaced besides; nil: not yet reckoned
 	// replaced counts the pods of lost machines that are: their new copies stand besides all that stands now.
 	replaced int
 }
@@ -27,7 +27,7 @@ func newRoom(d *draft) *room {
 			p := &other.Pods[j]
 			c.inUseBeside += copies(c.s, p.withoutStopped())
 			if name, counts := c.s.countsOn(p, &p.Placement); counts {
-				c.beside = append(c.beside, Copy{Node: name, Identity: p.Identity})
+				c.companionPods = append(c.companionPods, Copy{Node: name, Identity: p.Identity})
 			}
 		}
 	}
@@ -105,7 +105,7 @@ func copies(s *Snapshot, p *Pod) int {
 		n++
 	}
 	for _, g := range p.Placement.Ghosts {
-		if !g.Lost && mayRun(g.Node) {
+		if !g.LeftBecauseLost && mayRun(g.Node) {
 			n++
 		}
 	}

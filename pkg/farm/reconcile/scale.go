@@ -38,7 +38,7 @@ func (c *scaling) scale() {
 		}
 	}
 	inUse += c.found()
-	spare := available + len(c.beside) - c.limits.least // how many available pods may be removed now (P6)
+	spare := available + len(c.companionPods) - c.limits.least // how many available pods may be removed now (P6)
 	room := c.most() - inUse - c.replaced
 	known := map[string]bool{}
 	for _, g := range c.s.RC.ReplicaGroups {
@@ -175,7 +175,7 @@ func (c upgrades) upgrade() {
 		return
 	}
 	var outdated []*Pod
-	available, waiting, failed, last := len(c.beside), false, "", ""
+	available, waiting, failed, last := len(c.companionPods), false, "", ""
 	for p := range c.s.running() {
 		if c.s.counting(p) {
 			available++
@@ -281,7 +281,7 @@ func (c naming) switchNames() {
 		return
 	}
 	leaves := c.s.standsBy()
-	spare := len(c.beside) - c.limits.least
+	spare := len(c.companionPods) - c.limits.least
 	for p := range c.open() {
 		if c.s.counting(p) {
 			spare++

@@ -176,7 +176,7 @@ func TestWhichReplicasArePlaced(t *testing.T) {
 			s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4}}
 		}, nil},
 		"one is lost": {3, 4, 0, func(s *reconcile.Snapshot) {
-			s.Nodes["n0"].Alive, s.Nodes["n0"].Gone, s.Pods[0].LostSince = false, true, &s.Now
+			s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost, s.Pods[0].LostSince = false, true, &s.Now
 		}, []string{"main.3"}},
 		"one is found running":             {1, 3, 0, func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n2", 1, 5)} }, []string{"main.2"}},
 		"one is found running, with surge": {1, 3, 1, func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n2", 1, 5)} }, []string{"main.2"}},

@@ -211,7 +211,7 @@ func (w *serviceWorld) lands(t rapid.TB, id string, ch *reconcile.Change) bool {
 		}
 	}
 	gone := p.snapshot.Nodes
-	counting, standing := w.counting(gone), w.standing(gone)
+	counting, inUse := w.counting(gone), w.inUse(gone)
 	if ch.Placement == nil {
 		delete(w.pods, ch.Identity)
 		delete(w.indices, ch.Identity)
@@ -225,14 +225,14 @@ func (w *serviceWorld) lands(t rapid.TB, id string, ch *reconcile.Change) bool {
 			w.intents[at{in.Node, ch.Identity}] = *in.Intent
 		}
 	}
-	if ch.Stamps {
+	if ch.NotifyCompanions {
 		w.stops[id] = w.next()
 	}
 	if after := w.counting(gone); after < counting && after < w.least(id) {
 		t.Fatalf("%s of %s: %d of %d count, the minimum is %d (P6)", ch, id, after, counting, w.least(id))
 	}
-	if after := w.standing(gone); (ch.Action == reconcile.Place || ch.Action == reconcile.Move) && after > standing && after > w.most(id) {
-		t.Fatalf("%s of %s: %d copies stand, after %d, the bound is %d (P6)", ch, id, after, standing, w.most(id))
+	if after := w.inUse(gone); (ch.Action == reconcile.Place || ch.Action == reconcile.Move) && after > inUse && after > w.most(id) {
+		t.Fatalf("%s of %s: %d copies are in use, after %d, the bound is %d (P6)", ch, id, after, inUse, w.most(id))
 	}
 	return true
 }
@@ -280,8 +280,8 @@ func (w *serviceWorld) counting(nodes map[string]*node.View) int {
 	return n
 }
 
-// standing counts the copies of all revisions that take room.
-func (w *serviceWorld) standing(nodes map[string]*node.View) int {
+// inUse counts the copies of all revisions that take room.
+func (w *serviceWorld) inUse(nodes map[string]*node.View) int {
 	n := 0
 	for id, p := range w.pods {
 		stopped := func(name string, revision int64) bool {
@@ -292,7 +292,7 @@ func (w *serviceWorld) standing(nodes map[string]*node.View) int {
 			n++
 		}
 		for _, g := range p.Ghosts {
-			if !g.Lost && !w.machineLost(nodes, g.Node) && (g.Revision == 0 || !stopped(g.Node, g.Revision)) {
+			if !g.LeftBecauseLost && !w.machineLost(nodes, g.Node) && (g.Revision == 0 || !stopped(g.Node, g.Revision)) {
 				n++
 			}
 		}
@@ -308,11 +308,11 @@ func (w *serviceWorld) machineLost(nodes map[string]*node.View, name string) boo
 	}
 	for _, p := range w.pods {
 		if p.Node == name && p.RunState == pod.Running && p.LostSince != nil && p.DeadIndex == v.FreeIndex ||
-			slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == name && g.Gone && g.DeadIndex == v.FreeIndex }) {
+			slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == name && g.MachineLost && g.DeadIndex == v.FreeIndex }) {
 			return true
 		}
 	}
-	return v.Gone
+	return v.MachineLost
 }
 
 // obey has a node do what it is told about an identity, and say so.
@@ -392,10 +392,10 @@ func (w *serviceWorld) step(t *rapid.T) {
 	case "node dies":
 		v := w.anyNode(t)
 		w.deaths++
-		v.Alive, v.Gone, v.FreeIndex = false, rapid.Bool().Draw(t, "gone"), w.deaths
+		v.Alive, v.MachineLost, v.FreeIndex = false, rapid.Bool().Draw(t, "gone"), w.deaths
 	case "node returns":
 		v := w.anyNode(t)
-		v.Alive, v.Gone, v.FreeIndex = true, false, 0
+		v.Alive, v.MachineLost, v.FreeIndex = true, false, 0
 	case "drain":
 		w.anyNode(t).Ops.Drain = &node.Drain{Since: w.now}
 	case "undrain":
@@ -450,10 +450,10 @@ func TestAnyHistoryOfAService(t *testing.T) {
 			lost = w.anyNode(t).Name
 		}
 		for name, v := range w.nodes {
-			v.Alive, v.Gone, v.FreeIndex, v.Ops.Drain = true, false, 0, nil
+			v.Alive, v.MachineLost, v.FreeIndex, v.Ops.Drain = true, false, 0, nil
 			if name == lost {
 				w.deaths++
-				v.Alive, v.Gone, v.FreeIndex = false, true, w.deaths
+				v.Alive, v.MachineLost, v.FreeIndex = false, true, w.deaths
 			}
 		}
 		for _, id := range w.ids() {

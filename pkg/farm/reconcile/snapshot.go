@@ -76,10 +76,10 @@ type Pod struct {
 	Reality *pod.Reality            // of Placement.Node; nil when there is none
 	Ghosts  map[string]*pod.Reality // of former nodes, by name
 	// Intents are those of Placement.Node and of the ghosts' nodes, by node; nil when they were not read. They are
-	// read after a claim, where a node lists the pod as an orphan, and by the slow deep check.
+	// read after a claim, where a node lists the pod as an orphan, and by the slow resync.
 	Intents map[string]*pod.Intent
 	// Claims is the pod's claim in the reservations of the same nodes, nil where there is none; a node whose reservation cannot
-	// be read is absent. It is nil when they were not read: only the slow deep check, and the first pass after a claim, do.
+	// be read is absent. It is nil when they were not read: only the slow resync, and the first pass after a claim, do.
 	Claims map[string]*node.Claim
 }
 
@@ -116,7 +116,7 @@ func (s *Snapshot) counts(p *Pod, g pod.Ghost) bool {
 // records can vanish.
 func (s *Snapshot) machineLost(name string) bool {
 	v := s.Nodes[name]
-	return v != nil && !v.Alive && (v.Gone || s.lost[s.death(name)])
+	return v != nil && !v.Alive && (v.MachineLost || s.lost[s.death(name)])
 }
 
 // death names the present death of a node that has a record, and whose preparer is not alive.
@@ -137,7 +137,7 @@ func lostMachines(s *Snapshot) map[DeadNode]bool {
 				lost[DeadNode{Name: p.Node, Index: p.DeadIndex}] = true
 			}
 			for _, g := range p.Placement.Ghosts {
-				if g.Gone {
+				if g.MachineLost {
 					lost[DeadNode{Name: g.Node, Index: g.DeadIndex}] = true
 				}
 			}

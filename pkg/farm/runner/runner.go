@@ -32,8 +32,8 @@ type Config struct {
 	Log   obs.Logger
 	// Members returns the living farms as last seen. Nothing is claimed while there are none.
 	Members func() []store.Member
-	// Regressed is told that the store went back in time, and returns why the farm must start over.
-	Regressed func(context.Context) error
+	// WentBack is told that the store went back in time, and returns why the farm must start over.
+	WentBack func(context.Context) error
 	// Ask asks a gate, once; an error is a no. See webhook.Ask.
 	Ask func(ctx context.Context, url string, timeout time.Duration, body any) error
 	// Changed is told which controllers a step has changed, and the index of their bells; nil: these are enough.
@@ -145,7 +145,7 @@ func New(cfg Config) *Runner {
 	return r
 }
 
-// Start runs until ctx ends, and returns the context's cause, or what Regressed returned. When it returns nothing of it runs any more.
+// Start runs until ctx ends, and returns the context's cause, or what WentBack returned. When it returns nothing of it runs any more.
 func (r *Runner) Start(ctx context.Context) error {
 	defer r.queue.ShutDown()
 	defer r.cfg.Metrics.reset()
@@ -175,8 +175,8 @@ func (r *Runner) watch(ctx context.Context) error {
 	}
 	return r.cfg.Store.WatchRollouts(ctx, onError, func(s store.RolloutsSeen) error {
 		last = ""
-		if s.Regressed {
-			return r.cfg.Regressed(ctx)
+		if s.WentBack {
+			return r.cfg.WentBack(ctx)
 		}
 		r.accept(s)
 		return nil

@@ -340,7 +340,7 @@ func (w *world) runs(f *farm, addr string, members func() []store.Member) {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			r := runner.New(runner.Config{
 				ID: f.id, Store: store.New(client, w.Keys()).FarmSession(s, f.id), Log: log, Members: members, Ask: webhook.Ask, Alerter: f.told,
-				Regressed: func(context.Context) error { return store.ErrRegressed }, Grace: 300 * time.Millisecond, Look: 300 * time.Millisecond, Unclaimed: time.Second,
+				WentBack: func(context.Context) error { return store.ErrWentBack }, Grace: 300 * time.Millisecond, Look: 300 * time.Millisecond, Unclaimed: time.Second,
 				StableAfter: 500 * time.Millisecond,
 			})
 			f.runner.Store(r)

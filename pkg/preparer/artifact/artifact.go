@@ -245,12 +245,12 @@ func (s *Store) obtain(ctx context.Context, src source, digest string) error {
 	case <-ctx.Done():
 		return ended(ctx)
 	}
-	stamp := stampOf(src)
+	version := fileVersion(src)
 	err := s.build(ctx, src, digest)
 	if durable.Full(err) && !errors.Is(err, ErrNoSpace) {
 		err = fmt.Errorf("%w in %s: %w; free some", ErrNoSpace, s.cfg.Dir, err)
 	}
-	return s.failures.record(src, digest, stamp, err, time.Now())
+	return s.failures.record(src, digest, version, err, time.Now())
 }
 
 // build makes everything under temporary names in the same directory, so that the final rename is atomic and a crash

@@ -43,10 +43,10 @@ type failures struct {
 
 // failure is one refusal. Its error says when the file is looked at again, so that it reads the same until then.
 type failure struct {
-	err   error
-	pause time.Duration
-	until time.Time
-	stamp string // of a local file
+	err     error
+	pause   time.Duration
+	until   time.Time
+	version string // of a local file
 }
 
 func failureKey(src source, digest string) string { return digest + " " + src.url + src.file }
@@ -56,14 +56,14 @@ func (f *failures) recall(src source, digest string, now time.Time) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	last, ok := f.known[failureKey(src, digest)]
-	if !ok || !now.Before(last.until) || stampOf(src) != last.stamp {
+	if !ok || !now.Before(last.until) || fileVersion(src) != last.version {
 		return nil
 	}
 	return last.err
 }
 
 // record takes in how a fetch ended and returns the error to report. Any end but a final error leaves things open.
-func (f *failures) record(src source, digest string, stamp string, err error, now time.Time) error {
+func (f *failures) record(src source, digest string, version string, err error, now time.Time) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for key, last := range f.known {
@@ -77,17 +77,17 @@ func (f *failures) record(src source, digest string, stamp string, err error, no
 		return err
 	}
 	pause := f.least
-	if last, again := f.known[key]; again && last.stamp == stamp {
+	if last, again := f.known[key]; again && last.version == version {
 		pause = min(2*last.pause, f.most)
 	}
 	until := now.Add(pause)
 	err = fmt.Errorf("%w; not fetched again before %s", err, until.UTC().Format(time.RFC3339))
-	f.known[key] = failure{err: err, pause: pause, until: until, stamp: stamp}
+	f.known[key] = failure{err: err, pause: pause, until: until, version: version}
 	return err
 }
 
-// stampOf tells versions of a local file apart. A file that is not there has one too.
-func stampOf(src source) string {
+// fileVersion tells versions of a local file apart. A file that is not there has one too.
+func fileVersion(src source) string {
 	if src.file == "" {
 		return ""
 	}

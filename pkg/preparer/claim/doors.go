@@ -26,7 +26,7 @@ type Exposure struct {
 	Node      string
 	Doors     Doors // nil: nobody asks
 	Strict    bool  // no new intents while pods may do anything, or nobody knows
-	Trouble   *loop.Trouble
+	Limiter   *loop.LogLimiter
 	Every     time.Duration // between two questions
 	Again     time.Duration // between two while nobody knows, or nothing is taken because of it
 	Unsecured func(bool)    // is told each answer
@@ -68,12 +68,12 @@ func (x *Exposure) Watch(ctx context.Context, changed func()) {
 func (x *Exposure) answered(open []string, err error) (said string, next time.Duration) {
 	const asking, doors = "question what pods may do at Consul", "what pods may do at Consul"
 	if err != nil {
-		x.Trouble.Report(asking, "cannot be told what pods may do at Consul without a token", err)
+		x.Limiter.Report(asking, "cannot be told what pods may do at Consul without a token", err)
 		return "", x.Again
 	}
-	x.Trouble.Over(asking)
+	x.Limiter.Over(asking)
 	if len(open) == 0 {
-		x.Trouble.Over(doors)
+		x.Limiter.Over(doors)
 		return node.AnonymousSecured, x.Every
 	}
 	message, next := "pods can reach Consul and need no token to have any program started on this node, as any user; see docs/security.md", x.Every
@@ -81,7 +81,7 @@ func (x *Exposure) answered(open []string, err error) (said string, next time.Du
 		message += "; no new intents are taken"
 		next = x.Again
 	}
-	x.Trouble.Report(doors, message, errors.Join(errUnsecured, errors.New(strings.Join(open, ", "))))
+	x.Limiter.Report(doors, message, errors.Join(errUnsecured, errors.New(strings.Join(open, ", "))))
 	return node.AnonymousUnsecured, next
 }
 

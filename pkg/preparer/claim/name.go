@@ -45,9 +45,9 @@ func (n note) locked(rec store.Rec[node.Node]) note {
 	return note{Node: v.Name, Incarnation: v.Incarnation, Epoch: v.Epoch, Index: rec.Index}
 }
 
-// keeps returns why a record that belongs to another host does not end our pods, and nothing when it does. regressed is the
+// keeps returns why a record that belongs to another host does not end our pods, and nothing when it does. wentBack is the
 // newest epoch when this preparer last saw the store go back in time.
-func (n note) keeps(rec store.Rec[node.Node], host, regressed string) (why string) {
+func (n note) keeps(rec store.Rec[node.Node], host, wentBack string) (why string) {
 	v := rec.Value
 	switch {
 	case v.Host == host || v.Host == "":
@@ -56,7 +56,7 @@ func (n note) keeps(rec store.Rec[node.Node], host, regressed string) (why strin
 		return "this data directory has not held the name"
 	case v.Epoch == "":
 		return "the other host has not read its intents yet"
-	case v.Epoch != n.Epoch, v.Regressed >= n.Epoch, regressed >= n.Epoch:
+	case v.Epoch != n.Epoch, v.WentBack >= n.Epoch, wentBack >= n.Epoch:
 		return "the store was wiped or restored since this host held the name"
 	case rec.Index <= n.Index:
 		return "the record is older than this host's last one"
@@ -86,23 +86,23 @@ type Name struct {
 	node, host string // the name, and the id of the data directory
 	path       string
 	reserve    *durable.Reserve
-	trouble    *loop.Trouble
+	limiter    *loop.LogLimiter
 	writing    sync.Mutex // held by whoever changes the note, so that the file has the last change; nobody who asks waits for it
 
-	mu        sync.Mutex
-	note      note
-	refused   error // why the name is another host's; nil: it is not, or nobody knows
-	takeOver  bool  // from whichever host has the name; false once it was done
-	rival     rival
-	kept      string // why pods keep running without the name, as last found
-	newest    string // the newest epoch ever seen
-	regressed string // the newest epoch when the store was last seen to go back in time
+	mu       sync.Mutex
+	note     note
+	refused  error // why the name is another host's; nil: it is not, or nobody knows
+	takeOver bool  // from whichever host has the name; false once it was done
+	rival    rival
+	kept     string // why pods keep running without the name, as last found
+	newest   string // the newest epoch ever seen
+	wentBack string // the newest epoch when the store was last seen to go back in time
 }
 
 // OpenName reads what the data directory knows of the node's name. A note that is garbage is as none: then nothing tells that the name was
 // ever ours, and pods run on. With takeOver the name may be taken from another host, once.
-func OpenName(dir, nodeName string, takeOver bool, reserve *durable.Reserve, trouble *loop.Trouble) (*Name, error) {
-	n := &Name{node: nodeName, path: filepath.Join(dir, nameFile), reserve: reserve, trouble: trouble, takeOver: takeOver}
+func OpenName(dir, nodeName string, takeOver bool, reserve *durable.Reserve, limiter *loop.LogLimiter) (*Name, error) {
+	n := &Name{node: nodeName, path: filepath.Join(dir, nameFile), reserve: reserve, limiter: limiter, takeOver: takeOver}
 	var err error
 	if n.host, err = hostID(dir, reserve); err != nil {
 		return nil, err
@@ -196,7 +196,7 @@ func (n *Name) change(change func(note) note) {
 	if err == nil {
 		err = n.reserve.WriteFile(n.path, data)
 	}
-	n.trouble.Saw("note of the name", "it cannot be noted whose the node's name is; after a restart this must be found out anew", err)
+	n.limiter.Saw("note of the name", "it cannot be noted whose the node's name is; after a restart this must be found out anew", err)
 }
 
 // ConfirmTakeover finds out whether the name, which another host has, was taken over from this one, from the node's record as it was read, nil for one
@@ -221,7 +221,7 @@ func (n *Name) takenOver(rec *store.Rec[node.Node], now time.Time, confirm time.
 	}
 	why, host := "the record is gone or cannot be read", ""
 	if rec != nil {
-		why, host = n.note.keeps(*rec, n.host, n.regressed), rec.Value.Host
+		why, host = n.note.keeps(*rec, n.host, n.wentBack), rec.Value.Host
 	}
 	if why != "" {
 		host = ""
@@ -246,18 +246,18 @@ func (n *Name) SawEpoch(epoch string) {
 func (n *Name) WentBack() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.regressed = n.newest
-	return store.ErrRegressed
+	n.wentBack = n.newest
+	return store.ErrWentBack
 }
 
-// Regressed is what the node's record says of that, until a farm has answered with a newer epoch.
-func (n *Name) Regressed(epoch string) string {
+// WentBackAt is what the node's record says of that, until a farm has answered with a newer epoch.
+func (n *Name) WentBackAt(epoch string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if epoch > n.regressed {
+	if epoch > n.wentBack {
 		return ""
 	}
-	return n.regressed
+	return n.wentBack
 }
 
 // hostFile names this data directory for ever, so that two machines that were given one name are told apart.

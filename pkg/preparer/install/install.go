@@ -62,7 +62,7 @@ type Config struct {
 	Node, Address string // the node's name, and an address of this machine that its pods listen on
 	Reserve       *durable.Reserve
 	Log           obs.Logger
-	Trouble       *loop.Trouble
+	Limiter       *loop.LogLimiter
 	HookFailed    func() // a hook failed or took too long
 	FetchFailed   func() // an artifact is not there, perhaps for lack of space
 }

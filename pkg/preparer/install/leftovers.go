@@ -127,7 +127,7 @@ func (n *Node) deleteRound(ctx context.Context) (more bool) {
 		if ctx.Err() != nil {
 			return false
 		}
-		n.cfg.Trouble.Saw("removing "+kind, "what stopped pods left cannot be removed", err)
+		n.cfg.Limiter.Saw("removing "+kind, "what stopped pods left cannot be removed", err)
 		_ = os.Remove(removed) // if it is empty
 	}
 	return more

@@ -65,7 +65,7 @@ func (s *Service) keep(r *Replica, res *node.Reservation, seen Seen) {
 		claim = claim.With(claimOf(id, r.Next, m))
 	}
 	before, has := res.Claims[id.String()]
-	if has && (r.Stop || !seen.Settled || seen.Revision != r.Revision) {
+	if has && (r.Stop || !seen.Converged || seen.Revision != r.Revision) {
 		claim = claim.With(before)
 	}
 	res.Claims[id.String()] = claim
@@ -145,9 +145,9 @@ func portsMissing(v *node.View, res node.Reservation, want node.Claim, m *manife
 	return fmt.Sprintf("its range of dynamic ports, %d to %d, has no %s left", v.PortRange.Min, v.PortRange.Max, field.Count(len(m.DynamicPorts()), "number"))
 }
 
-// Rebuild returns the first reservation of a node, or of one whose record was lost: with the labels' stamp, and with the claims of what runs there.
+// Rebuild returns the first reservation of a node, or of one whose record was lost: with the labels' version, and with the claims of what runs there.
 func Rebuild(v *node.View) node.Reservation {
-	res := node.Reservation{Labels: node.Stamps{Own: v.Stamps.Own}, Claims: map[string]node.Claim{}}
+	res := node.Reservation{Labels: node.LabelVersions{Own: v.LabelVersions.Own}, Claims: map[string]node.Claim{}}
 	for i := range v.Orphans {
 		o := &v.Orphans[i]
 		res.Claims[o.Identity.String()] = node.NewClaim(o.Identity, o.Ports, o.CPU, o.Memory)

@@ -125,7 +125,7 @@ func (s *Service) take(r *Replica, run, changed bool, seen Seen, now time.Time) 
 }
 
 // Next returns what a service shall be now that the node has done something, and whether that is news: what has stopped leaves it, and one more replica is
-// told to run the service's version once all that were told are settled. It is nil when nothing is left.
+// told to run the service's version once all that were told have converged. It is nil when nothing is left.
 func (s *Service) Next(seen map[pod.Identity]Seen, now time.Time) (next *Service, news bool) {
 	next = s.Clone()
 	next.Replicas = slices.DeleteFunc(next.Replicas, func(r Replica) bool {
@@ -145,20 +145,20 @@ func (s *Service) Next(seen map[pod.Identity]Seen, now time.Time) (next *Service
 	return next, news
 }
 
-// turn returns the replica that is to run the service's version next: one that is not settled anyway, or else the first. It is nil as long as another
-// has not settled at that version.
+// turn returns the replica that is to run the service's version next: one that has not converged anyway, or else the first. It is nil as long as another
+// has not converged to that version.
 func (s *Service) turn(seen map[pod.Identity]Seen) *Replica {
 	var first, broken *Replica
 	for i := range s.Replicas {
 		r := &s.Replicas[i]
 		was := seen[s.Identity(r)]
-		settled := was.Settled && was.Revision == r.Revision
+		converged := was.Converged && was.Revision == r.Revision
 		switch {
 		case r.Stop:
-		case r.Digest == s.Digest && !settled:
+		case r.Digest == s.Digest && !converged:
 			return nil
 		case r.Digest == s.Digest:
-		case !settled && broken == nil:
+		case !converged && broken == nil:
 			broken = r
 		case first == nil:
 			first = r

@@ -62,9 +62,9 @@ type Replica struct {
 
 // Seen is what the node has done about one replica.
 type Seen struct {
-	Revision int64 // highest that was accepted
-	Stopped  bool  // nothing of it runs, which is on the disk
-	Settled  bool  // at that revision it is available, or has ended well for good
+	Revision  int64 // highest that was accepted
+	Stopped   bool  // nothing of it runs, which is on the disk
+	Converged bool  // at that revision it is available, or has ended well for good
 }
 
 // Identity returns the identity of one of the service's replicas.

@@ -169,8 +169,8 @@ func (w *world) work() {
 		}
 		c.claims = append(slices.Clone(c.claims), node.NewClaim(in.Identity, in.Ports, m.Resources().CPU, 0))
 	default:
-		c.seen.Settled = rapid.Bool().Draw(w.t, "settled")
-		if c.seen.Settled {
+		c.seen.Converged = rapid.Bool().Draw(w.t, "converged")
+		if c.seen.Converged {
 			c.claims = c.claims[len(c.claims)-1:]
 		}
 	}
@@ -194,7 +194,7 @@ func (w *world) step() {
 	w.keep(next)
 }
 
-// atMostOneTurn asserts that no replica is taken from one version to another while another one has not settled at it.
+// atMostOneTurn asserts that no replica is taken from one version to another while another one has not converged to it.
 func (w *world) atMostOneTurn(before []pod.Intent, next *local.Service) {
 	was := map[pod.Identity]pod.Intent{}
 	for _, in := range before {
@@ -207,10 +207,10 @@ func (w *world) atMostOneTurn(before []pod.Intent, next *local.Service) {
 			continue
 		}
 		seen := w.runs[in.Identity].seen
-		if settled := seen.Settled && seen.Revision == in.Revision; in.Digest == next.Digest && in.State == pod.Running && !settled {
+		if converged := seen.Converged && seen.Revision == in.Revision; in.Digest == next.Digest && in.State == pod.Running && !converged {
 			defer func() {
 				if turned > 0 {
-					w.t.Fatalf("%d replicas are turned while %s has not settled", turned, in.Identity)
+					w.t.Fatalf("%d replicas are turned while %s has not converged", turned, in.Identity)
 				}
 			}()
 		}
@@ -365,7 +365,7 @@ func TestTurn(t *testing.T) {
 	seen := map[pod.Identity]local.Seen{}
 	for i := range 3 {
 		all.Replicas = append(all.Replicas, local.Replica{Role: "main", Index: i, Digest: "old", Revision: 5})
-		seen[pod.Identity{RCID: "local-web", Role: "main", Index: i}] = local.Seen{Revision: 5, Settled: i != 1}
+		seen[pod.Identity{RCID: "local-web", Role: "main", Index: i}] = local.Seen{Revision: 5, Converged: i != 1}
 	}
 	next, news := all.Next(seen, time.UnixMilli(9))
 	if !news || next.Replicas[1].Digest != "new" || next.Replicas[1].Revision != 9 || next.Replicas[0].Digest != "old" || next.Replicas[2].Digest != "old" {

@@ -73,7 +73,7 @@ type Config struct {
 	Services Services
 	Versions *install.Node
 	Reserve  *durable.Reserve
-	Trouble  *loop.Trouble
+	Limiter  *loop.LogLimiter
 	Log      obs.Logger
 	Step     func(name string)
 	BusyPoll time.Duration // between two looks at the agent while the health of a pod is awaited
@@ -192,7 +192,7 @@ func (r *Registrar) sync(ctx context.Context) (poll time.Duration) {
 		poll = r.cfg.BusyPoll
 	}
 	register, strays := r.saw(pods, local, err, now)
-	if r.cfg.Trouble.Failed(ctx, reading, "local Consul agent cannot be asked for services; health stays as last known", err) {
+	if r.cfg.Limiter.Failed(ctx, reading, "local Consul agent cannot be asked for services; health stays as last known", err) {
 		return poll
 	}
 	var errs []error
@@ -209,7 +209,7 @@ func (r *Registrar) sync(ctx context.Context) (poll time.Duration) {
 		}
 	}
 	errs = append(errs, r.vouchAnew(ctx))
-	r.cfg.Trouble.Failed(ctx, writing, "some services cannot be registered or deregistered", errors.Join(errs...))
+	r.cfg.Limiter.Failed(ctx, writing, "some services cannot be registered or deregistered", errors.Join(errs...))
 	return poll
 }
 

@@ -42,7 +42,7 @@ type Keeper struct {
 	Writer  NodeWriter
 	Name    *claim.Name
 	Contact *claim.Contact
-	Trouble *loop.Trouble
+	Limiter *loop.LogLimiter
 	Log     obs.Logger
 
 	// Says returns what the record should say, and with it the orphans, if the intents that tell them are known.
@@ -85,7 +85,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 				}
 				continue
 			}
-			k.Trouble.Over(key)
+			k.Limiter.Over(key)
 			pace.Reset()
 			k.tookLock(n)
 		}
@@ -131,12 +131,12 @@ func (k *Keeper) told(ctx context.Context, again bool) (node.Node, error) {
 	pages, err := k.Writer.WriteOrphans(ctx, n.Epoch, orphans, again)
 	if err != nil {
 		if !errors.Is(err, store.ErrLost) && ctx.Err() == nil {
-			k.Trouble.Report(key, "what runs here without an intent cannot be told; farms with new records wait for it before they add pods", err)
+			k.Limiter.Report(key, "what runs here without an intent cannot be told; farms with new records wait for it before they add pods", err)
 		}
 		n.Epoch = ""
 		return n, err
 	}
-	k.Trouble.Over(key)
+	k.Limiter.Over(key)
 	n.OrphanPages = &pages
 	return n, nil
 }
@@ -153,13 +153,13 @@ func (k *Keeper) notAcquired(ctx context.Context, key string, err error) {
 			k.Contact.Serve(false)
 		}
 		// With the host in the message, another one is told at once.
-		k.Trouble.Report(key, "this node's name belongs to another host; no intents are taken: "+claim.HostOf(conflict.Record), err)
+		k.Limiter.Report(key, "this node's name belongs to another host; no intents are taken: "+claim.HostOf(conflict.Record), err)
 		k.checkName(ctx)
 	case locked:
 		k.Locked(false)
-		k.Trouble.Report(key, "another preparer holds this node's name; no intents are taken until it lets go", err)
+		k.Limiter.Report(key, "another preparer holds this node's name; no intents are taken until it lets go", err)
 	default:
-		k.Trouble.Report(key, "node record cannot be written", err)
+		k.Limiter.Report(key, "node record cannot be written", err)
 	}
 }
 
@@ -219,13 +219,13 @@ func recordText(n node.Node) string {
 func (k *Keeper) Watch(ctx context.Context) error {
 	const key = "own node record"
 	onError := func(err error) {
-		k.Trouble.Report(key, "own node record cannot be read; its lock is held on", err)
+		k.Limiter.Report(key, "own node record cannot be read; its lock is held on", err)
 	}
 	return k.Reader.WatchNode(ctx, k.Node, onError, func(seen store.Seen[node.Node]) error {
-		if seen.Regressed {
+		if seen.WentBack {
 			return k.Name.WentBack()
 		}
-		k.Trouble.Over(key)
+		k.Limiter.Over(key)
 		if len(seen.Recs) > 0 && seen.Recs[0].Session != "" && seen.Recs[0].Value.Host == k.Name.Host() {
 			k.Name.Saw(seen.Recs[0])
 		}

@@ -36,7 +36,7 @@ type Realities interface {
 type Publisher struct {
 	Board   *Board
 	Store   Realities
-	Trouble *loop.Trouble
+	Limiter *loop.LogLimiter
 	Log     obs.Logger
 	Wrote   func() // is called for each reality that was written
 
@@ -83,13 +83,13 @@ func (pub *Publisher) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err != nil:
-			pub.Trouble.Report(key, "realities cannot be written", err)
+			pub.Limiter.Report(key, "realities cannot be written", err)
 			pause, wake = pace.NextBackOff(), nil
 			if errors.Is(err, store.ErrLost) {
 				pub.Lost.Raise() // only taking the lock can tell whether the session or the record is gone
 			}
 		default:
-			pub.Trouble.Over(key)
+			pub.Limiter.Over(key)
 			pace.Reset()
 		}
 		select {

@@ -39,9 +39,9 @@ type ClusterWatches interface {
 	RestoreBreaker(ctx context.Context) error
 }
 
-// world is what the farm's watches have seen: a cache without authority. It has the only lock of its data, says what changed in events, and
+// cache is what the farm's watches have seen, without authority. It has the only lock of its data, says what changed in events, and
 // knows nobody who hears them.
-type world struct {
+type cache struct {
 	store   Session
 	self    store.Member // this farm's own record
 	metrics *Metrics
@@ -58,7 +58,7 @@ type world struct {
 	sources      map[string]*node.View // the records that the views were made of; nil when something else of them has changed
 	orphans      map[string][]reconcile.Orphan
 	listed       map[string]orphanList // by node: its pages of orphans as last read
-	gone         map[string]uint64     // nodes whose machines have failed, with the FreeIndex that Consul was asked about
+	machinesLost map[string]uint64     // nodes whose machines have failed, with the FreeIndex that Consul was asked about
 	as           seen
 	waiting      map[string]bool // watches that have not delivered yet
 	ready        chan struct{}   // closed when none is waiting
@@ -75,22 +75,22 @@ type seen struct {
 	breaker store.Rec[store.Breaker]
 }
 
-func (w *world) now() seen {
+func (w *cache) now() seen {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.as
 }
 
-func newWorld(cfg *Config, log obs.Logger, emit func(event)) *world {
-	return &world{
+func newCache(cfg *Config, log obs.Logger, emit func(event)) *cache {
+	return &cache{
 		store: cfg.Store, self: cfg.member(), metrics: cfg.Metrics, emit: emit, log: log, waiting: map[string]bool{}, listed: map[string]orphanList{}, ready: make(chan struct{}),
 		nodeDied: wait.NewSignal(), orphansMoved: wait.NewSignal(),
 	}
 }
 
 // watch starts every standing query in the group.
-func (w *world) watch(ctx context.Context, group *errgroup.Group) {
-	queries := map[string]standingQuery{
+func (w *cache) watch(ctx context.Context, group *errgroup.Group) {
+	queries := map[string]watch{
 		"nodeops": watchOf(ctx, w, w.store.WatchNodeOps, w.opsSeen),
 		"farms":   watchOf(ctx, w, w.store.WatchFarms, w.farmsSeen),
 		"schema":  watchOf(ctx, w, w.store.WatchSchema, w.schemaSeen),
@@ -120,18 +120,18 @@ func (w *world) watch(ctx context.Context, group *errgroup.Group) {
 	}
 }
 
-// standingQuery is one watch. It calls delivered after each delivery that it could use.
-type standingQuery func(onError func(error), delivered func()) error
+// watch is one watch. It calls delivered after each delivery that it could use.
+type watch func(onError func(error), delivered func()) error
 
-// watchOf returns the standing query that hands what a watch delivers to the world.
+// watchOf returns the standing query that hands what a watch delivers to the cache.
 func watchOf[T any](
-	ctx context.Context, w *world, watch func(ctx context.Context, onError func(error), deliver func(store.Seen[T]) error) error,
+	ctx context.Context, w *cache, watch func(ctx context.Context, onError func(error), deliver func(store.Seen[T]) error) error,
 	seen func(ctx context.Context, s store.Seen[T]) error,
-) standingQuery {
+) watch {
 	return func(onError func(error), delivered func()) error {
 		return watch(ctx, onError, func(s store.Seen[T]) error {
-			if s.Regressed {
-				return w.regressed(ctx)
+			if s.WentBack {
+				return w.wentBack(ctx)
 			}
 			if err := seen(ctx, s); err != nil {
 				return err
@@ -143,7 +143,7 @@ func watchOf[T any](
 }
 
 // reporter logs the errors of one watch: the first of a row, and its end.
-func (w *world) reporter(ctx context.Context, name string) (onError func(error), good func()) {
+func (w *cache) reporter(ctx context.Context, name string) (onError func(error), good func()) {
 	var mu sync.Mutex
 	last := ""
 	onError = func(err error) {
@@ -167,7 +167,7 @@ func (w *world) reporter(ctx context.Context, name string) (onError func(error),
 	return onError, good
 }
 
-func (w *world) delivered(name string) {
+func (w *cache) delivered(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.waiting[name] {
@@ -178,7 +178,7 @@ func (w *world) delivered(name string) {
 	}
 }
 
-func (w *world) waitReady(ctx context.Context) error {
+func (w *cache) waitReady(ctx context.Context) error {
 	select {
 	case <-w.ready:
 		return nil
@@ -187,23 +187,23 @@ func (w *world) waitReady(ctx context.Context) error {
 	}
 }
 
-// regressed makes the whole cluster start over after the store went back in time (R1, R5).
-func (w *world) regressed(ctx context.Context) error {
-	return w.regressedFrom(ctx, w.now().schema.Value.Epoch)
+// wentBack makes the whole cluster start over after the store went back in time (R1, R5).
+func (w *cache) wentBack(ctx context.Context) error {
+	return w.wentBackFrom(ctx, w.now().schema.Value.Epoch)
 }
 
-// regressedFrom is regressed for a store that went back from a time with the given epoch.
-func (w *world) regressedFrom(ctx context.Context, epoch string) error {
+// wentBackFrom is wentBack for a store that went back from a time with the given epoch.
+func (w *cache) wentBackFrom(ctx context.Context, epoch string) error {
 	w.log.Warn("the store went back in time; asking every node what it runs")
 	if err := w.store.RenewEpoch(ctx, epoch); err != nil {
-		return errors.Join(store.ErrRegressed, store.ErrUnanswered, err)
+		return errors.Join(store.ErrWentBack, store.ErrUnanswered, err)
 	}
-	return store.ErrRegressed
+	return store.ErrWentBack
 }
 
-func (w *world) bellsSeen(ctx context.Context, shard int, s store.Bells) error {
-	if s.Regressed {
-		return w.regressed(ctx)
+func (w *cache) bellsSeen(ctx context.Context, shard int, s store.Bells) error {
+	if s.WentBack {
+		return w.wentBack(ctx)
 	}
 	w.mu.Lock()
 	before := w.bells[shard]
@@ -225,7 +225,7 @@ func (w *world) bellsSeen(ctx context.Context, shard int, s store.Bells) error {
 	return nil
 }
 
-func (w *world) farmsSeen(ctx context.Context, s store.Seen[store.Member]) error {
+func (w *cache) farmsSeen(ctx context.Context, s store.Seen[store.Member]) error {
 	var farms []store.Member
 	present := false
 	for _, rec := range s.Recs {
@@ -256,12 +256,12 @@ func (w *world) farmsSeen(ctx context.Context, s store.Seen[store.Member]) error
 	return nil
 }
 
-func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema]) error {
+func (w *cache) schemaSeen(ctx context.Context, s store.Seen[store.Schema]) error {
 	w.emit(unreadableFound{"schema", s.Corrupt})
 	if len(s.Corrupt) > 0 {
 		w.log.WithError(s.Corrupt[0]).Error("the cluster record cannot be read; nothing is placed")
 	}
-	var rec store.Rec[store.Schema] // without an epoch nothing settles, so nothing is placed
+	var rec store.Rec[store.Schema] // without an epoch no node is synced, so nothing is placed
 	if len(s.Recs) == 0 && len(s.Corrupt) == 0 {
 		w.log.Warn("the cluster record is missing; creating it")
 		var err error
@@ -282,7 +282,7 @@ func (w *world) schemaSeen(ctx context.Context, s store.Seen[store.Schema]) erro
 	return nil
 }
 
-func (w *world) breakerSeen(ctx context.Context, s store.Seen[store.Breaker]) error {
+func (w *cache) breakerSeen(ctx context.Context, s store.Seen[store.Breaker]) error {
 	w.emit(unreadableFound{"breaker", s.Corrupt})
 	rec := store.Rec[store.Breaker]{}
 	switch {
@@ -306,7 +306,7 @@ func (w *world) breakerSeen(ctx context.Context, s store.Seen[store.Breaker]) er
 }
 
 // members returns the living farms, without members that own one controller each.
-func (w *world) members() []store.Member {
+func (w *cache) members() []store.Member {
 	return slices.DeleteFunc(slices.Clone(w.now().farms), func(m store.Member) bool { return m.RCID != "" })
 }
 
@@ -343,27 +343,27 @@ func memberNames(farms []store.Member) []string {
 }
 
 // nodesAt returns the nodes with their version.
-func (w *world) nodesAt() (map[string]*node.View, uint64) {
+func (w *cache) nodesAt() (map[string]*node.View, uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.views, w.version
 }
 
 // between returns how the nodes of one version became those of another; ok is false where that is not known any more.
-func (w *world) between(from, to uint64) (changes []scheduler.NodeChange, ok bool) {
+func (w *cache) between(from, to uint64) (changes []scheduler.NodeChange, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.history.Between(from, to)
 }
 
-func (w *world) orphansOf(rcID string) []reconcile.Orphan {
+func (w *cache) orphansOf(rcID string) []reconcile.Orphan {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.orphans[rcID]
 }
 
 // lastRung returns the controllers, those first whose bells rang last.
-func (w *world) lastRung() []string {
+func (w *cache) lastRung() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var ids []string
@@ -379,7 +379,7 @@ func (w *world) lastRung() []string {
 }
 
 // rung returns the bells of some controllers, as heard last: zero for one that there is not.
-func (w *world) rung(ids []string) map[string]uint64 {
+func (w *cache) rung(ids []string) map[string]uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	rung := make(map[string]uint64, len(ids))

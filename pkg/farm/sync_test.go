@@ -76,7 +76,7 @@ func TestAHoldIsReleased(t *testing.T) {
 	c.converged("web", 2)
 }
 
-// What a farm has found settled, its successor need not wait for; but it asks every node all the same.
+// Where a farm has found the nodes synced its successor need not wait for them to appear; but it asks every node all the same.
 func TestASuccessorDoesNotWaitAgain(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -89,8 +89,8 @@ func TestASuccessorDoesNotWaitAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	consultest.Eventually(t, soon, func() error {
-		if epoch, err := c.store.SettledEpoch(t.Context()); err != nil || epoch != schema.Value.Epoch {
-			return fmt.Errorf("settled for %q, %w; want %q", epoch, err, schema.Value.Epoch)
+		if epoch, err := c.store.SyncedEpoch(t.Context()); err != nil || epoch != schema.Value.Epoch {
+			return fmt.Errorf("synced for %q, %w; want %q", epoch, err, schema.Value.Epoch)
 		}
 		return nil
 	})
@@ -104,13 +104,13 @@ func TestASuccessorDoesNotWaitAgain(t *testing.T) {
 	c.converged("web", 2)
 }
 
-// An epoch for which nothing is settled is waited for, whatever was settled before.
+// An epoch for which nobody has found the nodes synced is waited for, whatever was said of others.
 func TestASuccessorWaitsForAnotherEpoch(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
-	for i, settled := range []string{`{"nonce":"0"}`, `broken`, ``} {
-		c.put(c.store.Keys().Settled.Key(), []byte(settled))
+	for i, marked := range []string{`{"nonce":"0"}`, `broken`, ``} {
+		c.put(c.store.Keys().Synced.Key(), []byte(marked))
 		id := fmt.Sprintf("f%d", i)
 		stop := c.patientFarm(id, time.Hour)
 		c.apply("web", testManifest("web", 0), replicas(1))
@@ -135,10 +135,10 @@ func TestALateMarkIsRefused(t *testing.T) {
 	if err := session.RenewEpoch(t.Context(), schema.Value.Epoch); err != nil {
 		t.Fatal(err)
 	}
-	if err := session.MarkSettled(t.Context(), schema); !errors.Is(err, store.ErrRefused) {
+	if err := session.MarkSynced(t.Context(), schema); !errors.Is(err, store.ErrRefused) {
 		t.Errorf("marked: %v", err)
 	}
-	if epoch, err := c.store.SettledEpoch(t.Context()); err != nil || epoch != "" {
-		t.Errorf("settled for %q, %v", epoch, err)
+	if epoch, err := c.store.SyncedEpoch(t.Context()); err != nil || epoch != "" {
+		t.Errorf("synced for %q, %v", epoch, err)
 	}
 }

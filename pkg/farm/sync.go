@@ -11,20 +11,20 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// settling is where the farm stands with the current cluster epoch (R1).
-type settling struct {
+// nodeSync is where the farm stands with the current cluster epoch (R1).
+type nodeSync struct {
 	mu      sync.Mutex
-	epoch   string    // that everything settled for; empty: none yet
-	reason  string    // why it is not settled
+	epoch   string    // that all living nodes are synced for; empty: none yet
+	reason  string    // why the nodes are not synced
 	current string    // that the reason is about
 	since   time.Time // by our own clock: when current was first seen
 }
 
-// settleEvery is how often the nodes' answers to a new epoch are looked at, at first and at last: a node that never
+// syncEvery is how often the nodes' answers to a new epoch are looked at, at first and at last: a node that never
 // answers must not keep every farm asking for all of them.
 const (
-	settleEvery    = 250 * time.Millisecond
-	settleEveryMax = 4 * time.Second
+	syncEvery    = 250 * time.Millisecond
+	syncEveryMax = 4 * time.Second
 )
 
 // tellHoldEvery is how often statuses follow the reason why nothing is added: nodes may answer one after the other.
@@ -33,27 +33,27 @@ const tellHoldEvery = 5 * time.Second
 // clockError is how far the clocks of the farms may be apart.
 const clockError = 10 * time.Second
 
-// settle finds out, for each new cluster epoch, when every living node has said what it runs. Until then nothing is added.
-func (f *Farm) settle(ctx context.Context) error {
+// syncNodes finds out, for each new cluster epoch, when every living node has said what it runs. Until then nothing is added.
+func (f *Farm) syncNodes(ctx context.Context) error {
 	var next, toldAt time.Time
 	var gap time.Duration
 	told := ""   // why the controllers were last looked at
 	marked := "" // the epoch of which the store says that the hold has ended
 	for {
-		rec := f.world.now().schema
+		rec := f.cache.now().schema
 		schema := rec.Value
-		since, other := f.kit.settling.begin(schema.Epoch)
+		since, other := f.kit.nodeSync.begin(schema.Epoch)
 		if other {
-			next, gap, told = time.Time{}, settleEvery, ""
+			next, gap, told = time.Time{}, syncEvery, ""
 		}
-		done := f.kit.settling.done(schema.Epoch)
+		done := f.kit.nodeSync.synced(schema.Epoch)
 		if now := time.Now(); !done && !now.Before(next) {
 			if now.Sub(since) > 10*time.Second {
-				gap = min(2*gap, settleEveryMax)
+				gap = min(2*gap, syncEveryMax)
 			}
-			next = now.Add(gap - settleEvery/2) // the tick that is due, not the one after
-			reason := f.unsettled(ctx, schema, since)
-			f.kit.settling.found(schema.Epoch, reason)
+			next = now.Add(gap - syncEvery/2) // the tick that is due, not the one after
+			reason := f.notSynced(ctx, schema, since)
+			f.kit.nodeSync.found(schema.Epoch, reason)
 			if reason != "" && reason != told && now.Sub(toldAt) >= tellHoldEvery {
 				told, toldAt = reason, now
 				f.enqueueOwned(func(*ReplicationController) bool { return true }) // their statuses say why they wait
@@ -63,19 +63,19 @@ func (f *Farm) settle(ctx context.Context) error {
 				f.enqueueOwned(func(*ReplicationController) bool { return true })
 			}
 		}
-		if done && marked != schema.Epoch && f.markSettled(ctx, rec) {
+		if done && marked != schema.Epoch && f.markSynced(ctx, rec) {
 			marked = schema.Epoch
 		}
 		f.observe()
-		if err := wait.Pause(ctx, settleEvery); err != nil {
+		if err := wait.Pause(ctx, syncEvery); err != nil {
 			return err
 		}
 	}
 }
 
-// markSettled tells successors that they need not wait for nodes to appear, and reports whether there is nothing left to tell.
-func (f *Farm) markSettled(ctx context.Context, schema store.Rec[store.Schema]) bool {
-	err := f.cfg.Store.MarkSettled(ctx, schema)
+// markSynced tells successors that they need not wait for nodes to appear, and reports whether there is nothing left to tell.
+func (f *Farm) markSynced(ctx context.Context, schema store.Rec[store.Schema]) bool {
+	err := f.cfg.Store.MarkSynced(ctx, schema)
 	switch {
 	case err == nil, errors.Is(err, store.ErrRefused):
 		return true // refused: the epoch is another one by now, or the token may not, and then successors wait
@@ -85,22 +85,22 @@ func (f *Farm) markSettled(ctx context.Context, schema store.Rec[store.Schema]) 
 	return false
 }
 
-// unsettled says what is missing before pods may be added in a world with this epoch, "" when nothing is.
-func (f *Farm) unsettled(ctx context.Context, schema store.Schema, since time.Time) string {
+// notSynced says what is missing before pods may be added in a world with this epoch, "" when nothing is.
+func (f *Farm) notSynced(ctx context.Context, schema store.Schema, since time.Time) string {
 	if schema.Epoch == "" {
 		return "the cluster record is missing"
 	}
-	nodes, _ := f.world.nodesAt()
+	nodes, _ := f.cache.nodesAt()
 	for _, v := range nodes {
-		if v.Alive && v.Regressed >= schema.Epoch {
-			f.startOver(f.world.regressedFrom(ctx, v.Regressed))
+		if v.Alive && v.WentBack >= schema.Epoch {
+			f.startOver(f.cache.wentBackFrom(ctx, v.WentBack))
 			return "node " + v.Name + " saw the store go back in time"
 		}
 	}
 	// Our own clock counts. The other one only tells an epoch that is old beyond doubt.
 	if wait := 2 * f.cfg.TTL; time.Since(since) < wait && time.Since(schema.CreatedAt) < wait+clockError {
 		// Unless some farm has waited already. That spares the time only, not the answer of a single node.
-		if settled, err := f.cfg.Store.SettledEpoch(ctx); err != nil || settled != schema.Epoch {
+		if epoch, err := f.cfg.Store.SyncedEpoch(ctx); err != nil || epoch != schema.Epoch {
 			return "the records are new: waiting for nodes to report what they run"
 		}
 	}
@@ -108,7 +108,7 @@ func (f *Farm) unsettled(ctx context.Context, schema store.Schema, since time.Ti
 	if err != nil {
 		return "cannot tell which nodes are alive: " + err.Error()
 	}
-	silent, without := f.world.silent(passing, schema.Epoch)
+	silent, without := f.cache.silent(passing, schema.Epoch)
 	if len(silent) > 0 {
 		const show = 5
 		more := ""
@@ -126,7 +126,7 @@ func (f *Farm) unsettled(ctx context.Context, schema store.Schema, since time.Ti
 
 // silent returns which of the passing nodes have not said what they run, and apart those of them whose word operators do not
 // want to wait for under this epoch.
-func (w *world) silent(passing []string, epoch string) (silent, released []string) {
+func (w *cache) silent(passing []string, epoch string) (silent, released []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, name := range passing {
@@ -142,7 +142,7 @@ func (w *world) silent(passing []string, epoch string) (silent, released []strin
 }
 
 // begin is for a look at the nodes. It returns since when the epoch is known, by our own clock, and whether it is another one than before.
-func (s *settling) begin(epoch string) (since time.Time, other bool) {
+func (s *nodeSync) begin(epoch string) (since time.Time, other bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if other = s.current != epoch; other {
@@ -151,8 +151,8 @@ func (s *settling) begin(epoch string) (since time.Time, other bool) {
 	return s.since, other
 }
 
-// found notes why an epoch is not settled; empty: it is.
-func (s *settling) found(epoch, reason string) {
+// found notes why the nodes are not synced for an epoch; empty: they are.
+func (s *nodeSync) found(epoch, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.reason = reason; reason == "" {
@@ -160,15 +160,15 @@ func (s *settling) found(epoch, reason string) {
 	}
 }
 
-// done reports whether everything has settled for an epoch.
-func (s *settling) done(epoch string) bool {
+// synced reports whether all living nodes are synced for an epoch: they have said what they run.
+func (s *nodeSync) synced(epoch string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return epoch != "" && s.epoch == epoch
 }
 
 // hold returns why nothing may be added now, "" when it may.
-func (s *settling) hold(epoch string) string {
+func (s *nodeSync) hold(epoch string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {

@@ -11,15 +11,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Trouble that comes and goes fills no log.
-func TestTroubleIsLoggedOnce(t *testing.T) {
+// A failure that comes and goes fills no log.
+func TestAFailureIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	var buf bytes.Buffer
 	log, err := obs.NewLogger(&buf, "info", "text")
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr := NewTrouble(log)
+	tr := NewLogLimiter(log)
 	for range 5 {
 		tr.Report("intents", "cannot be read", errors.New("refused"))
 		tr.Report("intents", "cannot be read", errors.New("refused"))

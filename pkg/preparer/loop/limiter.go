@@ -1,5 +1,5 @@
 // Package loop has what a node's loops say of what goes wrong: a log that stays quiet while nothing new does. The
-// parts of a node log through its Trouble, which is safe for concurrent use.
+// parts of a node log through its LogLimiter, which is safe for concurrent use.
 package loop
 
 import (
@@ -13,80 +13,80 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// repeatAfter is how long the same trouble stays silent before it is logged again.
+// repeatAfter is how long the same failure stays silent before it is logged again.
 const repeatAfter = time.Minute
 
-// Trouble logs what goes wrong once when it begins, once when it turns into something else, now and then while it lasts,
+// LogLimiter logs what goes wrong once when it begins, once when it turns into something else, now and then while it lasts,
 // and once when it is over, however often it is tried and however often it comes and goes.
-type Trouble struct {
+type LogLimiter struct {
 	log obs.Logger
 
 	mu   sync.Mutex
-	last map[string]lastTrouble
+	last map[string]lastLogged
 }
 
-type lastTrouble struct {
+type lastLogged struct {
 	message string
 	at      time.Time // when it was logged
 	lasts   bool
-	logged  bool // the trouble that lasts was logged, so its end will be
+	logged  bool // the failure that lasts was logged, so its end will be
 }
 
-// NewTrouble returns one that has logged nothing yet.
-func NewTrouble(log obs.Logger) *Trouble {
-	return &Trouble{log: log, last: map[string]lastTrouble{}}
+// NewLogLimiter returns one that has logged nothing yet.
+func NewLogLimiter(log obs.Logger) *LogLimiter {
+	return &LogLimiter{log: log, last: map[string]lastLogged{}}
 }
 
-// Report records trouble with one thing.
-func (t *Trouble) Report(key, message string, err error) {
+// Report records that one thing fails.
+func (l *LogLimiter) Report(key, message string, err error) {
 	fields := obs.Fields{obs.Error: err, obs.Key: key}
 	if reason := denied(err); reason != "" {
 		fields[obs.Reason] = reason
 		message += ": " + reason
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	last := t.last[key]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	last := l.last[key]
 	if last.message == message && time.Since(last.at) < repeatAfter {
 		last.lasts = true
-		t.last[key] = last
+		l.last[key] = last
 		return
 	}
-	t.last[key] = lastTrouble{message: message, at: time.Now(), lasts: true, logged: true}
-	t.log.WithFields(fields).Warn(message)
+	l.last[key] = lastLogged{message: message, at: time.Now(), lasts: true, logged: true}
+	l.log.WithFields(fields).Warn(message)
 }
 
 // Over records that the thing works.
-func (t *Trouble) Over(key string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	last := t.last[key]
+func (l *LogLimiter) Over(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	last := l.last[key]
 	if !last.lasts {
 		return
 	}
 	if last.logged {
-		t.log.WithField(obs.Key, key).Info("works again")
+		l.log.WithField(obs.Key, key).Info("works again")
 	}
 	last.lasts, last.logged = false, false
-	t.last[key] = last
+	l.last[key] = last
 }
 
 // Saw records whether something works, and returns whether it does not.
-func (t *Trouble) Saw(key, message string, err error) (failed bool) {
+func (l *LogLimiter) Saw(key, message string, err error) (failed bool) {
 	if err == nil {
-		t.Over(key)
+		l.Over(key)
 	} else {
-		t.Report(key, message, err)
+		l.Report(key, message, err)
 	}
 	return err != nil
 }
 
 // Failed is Saw, but for what fails because ctx has ended, which says nothing.
-func (t *Trouble) Failed(ctx context.Context, key, message string, err error) bool {
+func (l *LogLimiter) Failed(ctx context.Context, key, message string, err error) bool {
 	if err != nil && ctx.Err() != nil {
 		return true
 	}
-	return t.Saw(key, message, err)
+	return l.Saw(key, message, err)
 }
 
 // denied says in words that an error is about the token's permissions, or nothing when it is not.

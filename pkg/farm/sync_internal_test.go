@@ -11,10 +11,10 @@ import (
 
 type nobodyPasses struct{ Session }
 
-func (nobodyPasses) Passing(context.Context) ([]string, error)    { return nil, nil }
-func (nobodyPasses) SettledEpoch(context.Context) (string, error) { return "", nil }
+func (nobodyPasses) Passing(context.Context) ([]string, error)   { return nil, nil }
+func (nobodyPasses) SyncedEpoch(context.Context) (string, error) { return "", nil }
 
-// The wait of R1 counts by this farm's own clock, whatever the clock says that stamped the epoch.
+// The wait of R1 counts by this farm's own clock, whatever the clock says that the epoch is from.
 func TestAForeignClockDoesNotShortenTheWait(t *testing.T) {
 	t.Parallel()
 	log, err := obs.NewLogger(discard{}, "error", "text")
@@ -36,7 +36,7 @@ func TestAForeignClockDoesNotShortenTheWait(t *testing.T) {
 		"old beyond doubt, just seen now": {time.Minute, 0, false},
 	} {
 		schema := store.Schema{Epoch: "n", CreatedAt: now.Add(-tt.stamped)}
-		if reason := f.unsettled(t.Context(), schema, now.Add(-tt.seen)); (reason != "") != tt.waits {
+		if reason := f.notSynced(t.Context(), schema, now.Add(-tt.seen)); (reason != "") != tt.waits {
 			t.Errorf("%s: %q", name, reason)
 		}
 	}

@@ -8,18 +8,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// emptyWorld returns a world that has seen nothing, and that nobody hears.
-func emptyWorld() *world {
+// emptyCache returns a cache that has seen nothing, and that nobody hears.
+func emptyCache() *cache {
 	cfg := Config{}
 	cfg.setDefaults()
-	return newWorld(&cfg, nil, func(event) {})
+	return newCache(&cfg, nil, func(event) {})
 }
 
 // A view is made anew when its record, the operators' side, or what is known of its machine changes, and only then; the
 // version tells when any has.
 func TestPublishedViews(t *testing.T) {
 	t.Parallel()
-	w := emptyWorld()
+	w := emptyCache()
 	record := func(name string) *node.View {
 		v := &node.View{Node: node.Node{Name: name, ConsulNode: "on-" + name}, Alive: name != "dead"}
 		if !v.Alive {
@@ -52,9 +52,9 @@ func TestPublishedViews(t *testing.T) {
 	step("the same again")
 	w.ops, w.sources = map[string]node.Ops{"b": {Name: "b", Unschedulable: true}}, nil
 	step("operators", "b")
-	w.gone, w.sources = map[string]uint64{"dead": 7, "a": 7}, nil
+	w.machinesLost, w.sources = map[string]uint64{"dead": 7, "a": 7}, nil
 	step("machines", "dead")
-	w.gone, w.sources = map[string]uint64{"dead": 6}, nil
+	w.machinesLost, w.sources = map[string]uint64{"dead": 6}, nil
 	step("an earlier death of the same", "dead")
 	w.records[1] = nil
 	step("gone", "b")

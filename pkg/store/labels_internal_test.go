@@ -30,7 +30,7 @@ func (s *Views) reservation(t *testing.T, name string) Rec[node.Reservation] {
 
 // A preparer that was started with other labels says so in its node's reservation, and changes nothing else of it. Otherwise it leaves
 // it alone: a record that is made may be the first after a loss.
-func TestAcquiringStampsTheReservation(t *testing.T) {
+func TestAcquiringWritesLabelVersions(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
 	acquire := func(labels map[string]string) Rec[node.Reservation] {
@@ -47,10 +47,10 @@ func TestAcquiringStampsTheReservation(t *testing.T) {
 	if res := acquire(nil); res.Index != 0 {
 		t.Errorf("reservation %+v of a node whose labels did not change", res)
 	}
-	if res := acquire(pool("a")); res.Value.Labels != (node.Stamps{Own: node.LabelStamp(pool("a"))}) {
+	if res := acquire(pool("a")); res.Value.Labels != (node.LabelVersions{Own: node.LabelVersion(pool("a"))}) {
 		t.Errorf("the first reservation is %+v", res)
 	}
-	full := node.Reservation{Ineligible: true, Labels: node.Stamps{Own: "old", Operators: "theirs"}, Claims: map[string]node.Claim{"web/main.0": {CPU: 5}}}
+	full := node.Reservation{Ineligible: true, Labels: node.LabelVersions{Own: "old", Operators: "theirs"}, Claims: map[string]node.Claim{"web/main.0": {CPU: 5}}}
 	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), encode(full))}); err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestAcquiringStampsTheReservation(t *testing.T) {
 		t.Errorf("reservation %+v; the labels are those of before", same)
 	}
 	after := acquire(pool("b"))
-	full.Labels.Own = node.LabelStamp(pool("b"))
+	full.Labels.Own = node.LabelVersion(pool("b"))
 	if string(encode(after.Value)) != string(encode(full)) || after.Index == same.Index {
 		t.Errorf("reservation %+v, want %+v", after, full)
 	}
@@ -87,8 +87,8 @@ func (s *db) underSession(t *testing.T, name string, do func(*consul.Session)) {
 	}
 }
 
-// Nobody but who takes the node's lock stamps its reservation.
-func TestWhoeverIsRefusedTheLockStampsNothing(t *testing.T) {
+// Nobody but who takes the node's lock writes label versions into its reservation.
+func TestWhoeverIsRefusedTheLockWritesNoLabelVersion(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
 	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Labels: pool("a")}, false); err != nil {
@@ -106,8 +106,8 @@ func TestWhoeverIsRefusedTheLockStampsNothing(t *testing.T) {
 	}
 }
 
-// A token that may not write, or not even read, the node's reservation is enough to hold the node: farms mend the stamp.
-func TestAcquiringWithoutTheRightToStamp(t *testing.T) {
+// A token that may not write, or not even read, the node's reservation is enough to hold the node: farms mend the label version.
+func TestAcquiringWithoutTheRightToWriteLabelVersions(t *testing.T) {
 	t.Parallel()
 	const management = "0b7f0c1e-58f2-4b8e-9a3d-4f1d6a1f2c77"
 	server, err := consultest.Start(fmt.Sprintf(`{"acl": {"enabled": true, "default_policy": "deny",
@@ -149,7 +149,7 @@ func TestAcquiringWithoutTheRightToStamp(t *testing.T) {
 			if rec, err := admin.Nodes.Get(t.Context(), Consistent, name); err != nil || rec.Value.Labels["pool"] != "b" {
 				t.Errorf("record %+v, %v", rec, err)
 			}
-			if res := admin.reservation(t, name); (res.Value.Labels.Own == node.LabelStamp(pool("b"))) != (right == "write") {
+			if res := admin.reservation(t, name); (res.Value.Labels.Own == node.LabelVersion(pool("b"))) != (right == "write") {
 				t.Errorf("reservation %+v", res)
 			}
 			rights = append(rights, right)
@@ -198,8 +198,8 @@ func TestMendReservation(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	own, theirs := node.LabelStamp(pool("a")), node.LabelStamp(pool("b"))
-	both := node.Stamps{Own: own, Operators: theirs}
+	own, theirs := node.LabelVersion(pool("a")), node.LabelVersion(pool("b"))
+	both := node.LabelVersions{Own: own, Operators: theirs}
 	claims := map[string]node.Claim{"web/main.0": {}}
 	for name, tt := range map[string]struct {
 		before *node.Reservation
@@ -209,12 +209,12 @@ func TestMendReservation(t *testing.T) {
 		after  node.Reservation
 	}{
 		"in line":               {before: &node.Reservation{Labels: both}, after: node.Reservation{Labels: both}},
-		"without stamps":        {before: &node.Reservation{Claims: claims}, after: node.Reservation{Claims: claims}},
+		"without versions":      {before: &node.Reservation{Claims: claims}, after: node.Reservation{Claims: claims}},
 		"no reservation":        {},
 		"lost, and drained":     {drain: &node.Drain{}, mended: true, lines: 1, after: node.Reservation{Ineligible: true, Labels: both}},
-		"others' labels":        {before: &node.Reservation{Labels: node.Stamps{Operators: "x"}, Claims: claims}, mended: true, lines: 1, after: node.Reservation{Labels: both, Claims: claims}},
-		"other own labels":      {before: &node.Reservation{Labels: node.Stamps{Own: "x", Operators: theirs}}, mended: true, lines: 1, after: node.Reservation{Labels: both}},
-		"closed without reason": {before: &node.Reservation{Ineligible: true, Labels: node.Stamps{Own: "x"}}, mended: true, lines: 2, after: node.Reservation{Labels: both}},
+		"others' labels":        {before: &node.Reservation{Labels: node.LabelVersions{Operators: "x"}, Claims: claims}, mended: true, lines: 1, after: node.Reservation{Labels: both, Claims: claims}},
+		"other own labels":      {before: &node.Reservation{Labels: node.LabelVersions{Own: "x", Operators: theirs}}, mended: true, lines: 1, after: node.Reservation{Labels: both}},
+		"closed without reason": {before: &node.Reservation{Ineligible: true, Labels: node.LabelVersions{Own: "x"}}, mended: true, lines: 2, after: node.Reservation{Labels: both}},
 	} {
 		id := "n-" + strings.ReplaceAll(strings.ReplaceAll(name, " ", "-"), ",", "")
 		id = strings.ReplaceAll(id, "'", "")

@@ -11,19 +11,19 @@ import (
 // Whoever depends on a controller is known as long as it does.
 func TestKin(t *testing.T) {
 	t.Parallel()
-	k := &kin{}
-	if got := k.besides("a"); got != nil {
+	k := &companionIndex{}
+	if got := k.usersOf("a"); got != nil {
 		t.Errorf("at first: %v", got)
 	}
 	k.set("a", []string{"b", "c"})
 	k.set("b", []string{"a", "c"})
 	k.set("a", []string{"b", "c"})
-	got := k.besides("c")
-	if slices.Sort(got); !slices.Equal(got, []string{"a", "b"}) || !slices.Equal(k.besides("a"), []string{"b"}) {
+	got := k.usersOf("c")
+	if slices.Sort(got); !slices.Equal(got, []string{"a", "b"}) || !slices.Equal(k.usersOf("a"), []string{"b"}) {
 		t.Errorf("%v", got)
 	}
 	k.set("a", []string{"b"})
-	if got := k.besides("c"); !slices.Equal(got, []string{"b"}) {
+	if got := k.usersOf("c"); !slices.Equal(got, []string{"b"}) {
 		t.Errorf("%v", got)
 	}
 	at := func(rcID string) store.At { return store.At{Node: "n1", Identity: pod.Identity{RCID: rcID}} }
@@ -34,7 +34,7 @@ func TestKin(t *testing.T) {
 	}
 	k.set("a", nil)
 	k.set("b", nil)
-	if len(k.of)+len(k.beside)+len(k.at) > 0 {
+	if len(k.of)+len(k.usedBy)+len(k.at) > 0 {
 		t.Errorf("%+v", k)
 	}
 }
