@@ -1,0 +1,138 @@
+package feature
+
+import (
+	"reflect"
+	"strings"
+	"sync"
+)
+
+// Tag is the key of the tag by which a field of a record names its feature. On a blank field it is about the kind of record.
+const Tag = "feature"
+
+// Need is what a record needs of the gate; the zero Need is nothing.
+type Need struct {
+	Feature
+	Field string // path of the field that needs it, by the names of JSON
+}
+
+// Zero reports whether nothing is needed.
+func (n Need) Zero() bool { return n.Since == "" }
+
+// Allowed reports whether a gate allows it.
+func (n Need) Allowed(gate string) bool { return n.Zero() || !After(n.Since, gate) }
+
+// NeedOf returns the newest of the features that are set in a record.
+func NeedOf(record any) Need { return Known.needOf(record) }
+
+func (t Table) needOf(record any) (need Need) {
+	t.each(reflect.ValueOf(record), "", func(f *Feature, path string, _ reflect.Value) {
+		if need.Zero() || After(f.Since, need.Since) {
+			need = Need{*f, path}
+		}
+	})
+	return need
+}
+
+// Without takes out of a record, which shares nothing with others, what a gate does not allow. What is in a map stays, and a kind of record as a
+// whole: whoever writes it asks NeedOf.
+func Without[T any](gate string, record *T) { Known.without(gate, reflect.ValueOf(record)) }
+
+func (t Table) without(gate string, record reflect.Value) {
+	t.each(record, "", func(f *Feature, _ string, v reflect.Value) {
+		if After(f.Since, gate) && v.CanSet() {
+			v.SetZero()
+		}
+	})
+}
+
+// each visits all that is set in v and has a feature; the feature of a kind of record comes without a value. A name that is not in the
+// table is nobody's feature: a test keeps records from having any.
+func (t Table) each(v reflect.Value, path string, visit func(f *Feature, path string, v reflect.Value)) {
+	if !v.IsValid() || !hasFeatures(v.Type()) {
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		t.each(v.Elem(), path, visit) // of nil: not valid
+	case reflect.Slice:
+		for i := range v.Len() {
+			t.each(v.Index(i), path, visit)
+		}
+	case reflect.Map:
+		for it := v.MapRange(); it.Next(); {
+			t.each(it.Value(), path, visit)
+		}
+	case reflect.Struct:
+		t.eachField(v, path, visit)
+	default:
+	}
+}
+
+func (t Table) eachField(v reflect.Value, path string, visit func(f *Feature, path string, v reflect.Value)) {
+	for i := range v.NumField() { //nolint:modernize // Fields describes each of them besides, which takes longer than all of this
+		of := v.Type().Field(i)
+		feature := t.Named(of.Tag.Get(Tag))
+		switch {
+		case of.Name == "_":
+			if feature != nil {
+				visit(feature, path, reflect.Value{})
+			}
+			continue
+		case feature != nil && !v.Field(i).IsZero():
+			visit(feature, joined(path, of), v.Field(i))
+		}
+		t.each(v.Field(i), joined(path, of), visit)
+	}
+}
+
+// joined is the path of a field by its name in JSON. What is embedded has none.
+func joined(path string, of reflect.StructField) string {
+	name, _, _ := strings.Cut(of.Tag.Get("json"), ",")
+	switch {
+	case name == "":
+		return path
+	case path == "":
+		return name
+	default:
+		return path + "." + name
+	}
+}
+
+var (
+	featured   = map[reflect.Type]bool{}
+	featuredMu sync.RWMutex
+)
+
+// hasFeatures reports whether a type has a field with a feature anywhere in it. Most have none, and are not looked into.
+func hasFeatures(typ reflect.Type) bool {
+	featuredMu.RLock()
+	has, known := featured[typ]
+	featuredMu.RUnlock()
+	if known {
+		return has
+	}
+	has = findFeatures(typ, map[reflect.Type]bool{})
+	featuredMu.Lock()
+	defer featuredMu.Unlock()
+	featured[typ] = has
+	return has
+}
+
+func findFeatures(typ reflect.Type, seen map[reflect.Type]bool) bool {
+	if seen[typ] {
+		return false
+	}
+	seen[typ] = true
+	switch typ.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Map:
+		return findFeatures(typ.Elem(), seen)
+	case reflect.Struct:
+		for of := range typ.Fields() {
+			if of.Tag.Get(Tag) != "" || findFeatures(of.Type, seen) {
+				return true
+			}
+		}
+	default:
+	}
+	return false
+}
