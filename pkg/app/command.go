@@ -16,6 +16,7 @@ import (
 func FarmCommand(start func(FarmConfig) error) *cli.App {
 	hostname, _ := os.Hostname() // the flag is checked, whatever its default
 	var cfg FarmConfig
+	var coordinated bool
 	return &cli.App{
 		Name: "farm", Version: Version, Usage: "own replication controllers and keep their pods placed",
 		Description: "Example:\n   farm --id farm-1 --data-dir /var/lib/rcfarm/farm\n\n" +
@@ -25,12 +26,16 @@ func FarmCommand(start func(FarmConfig) error) *cli.App {
 			&cli.StringFlag{Name: "id", Usage: "stable name, unique among the farms", Value: hostname, DefaultText: "the host name", Destination: &cfg.ID},
 			&cli.StringFlag{Name: "session", Usage: "check: the local agent vouches for the farm. ttl: no agent is needed on this machine, and --consul-addr may name a server; the session is renewed there, at least 10 s long, and a farm that dies is replaced after 10 to 20 s instead of two", Value: string(consul.ByCheck), Destination: &cfg.Session},
 			&cli.StringFlag{Name: "rc-selector", Usage: "work only on controllers whose labels match this `SELECTOR`, such as env=prod (default: all)", Destination: &cfg.RCSelector},
+			&cli.BoolFlag{Name: "coordinated-election", Usage: "ask the other farms who is to lead: the oldest version does what belongs to no controller. false: lead whenever nobody does, beside farms that do not coordinate", Value: true, Destination: &coordinated},
 			&cli.StringFlag{Name: "scheduler-url", Usage: "ask the scheduler at this `URL` for nodes, in place of the built-in one; https, or http where the network is trusted. All farms should have the same", Destination: &cfg.SchedulerAt.URL},
 			&cli.StringFlag{Name: "scheduler-ca", Usage: "`FILE` with the certificates that are believed of it, in PEM, read at the start (default: the machine's)", Destination: &cfg.SchedulerAt.CAFile},
 			&cli.StringFlag{Name: "scheduler-token-file", Usage: "`FILE` with the token that it is shown, one word, read again for each request; only over https or to this machine", Destination: &cfg.SchedulerAt.TokenFile},
 			&cli.IntFlag{Name: "workers", Usage: "controllers worked on at once, 1 to 256; what they ask Consul for is sent together", Value: 64, Destination: &cfg.Workers},
 		),
-		Action: flagsAlone(func() error { return start(cfg) }),
+		Action: flagsAlone(func() error {
+			cfg.Uncoordinated = !coordinated
+			return start(cfg)
+		}),
 	}
 }
 

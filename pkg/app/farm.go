@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/election"
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/farm/janitor"
 	"github.com/rcfarm/rcfarm/pkg/farm/runner"
@@ -31,6 +32,10 @@ type FarmConfig struct {
 	// RCSelector confines the farm to controllers with matching labels; empty: all.
 	RCSelector string
 	Session    string // who vouches for the farm: a consul.SessionMode
+	// EmulationVersion is the version that the farm behaves like; empty: its own.
+	EmulationVersion string
+	// Uncoordinated has the farm take the lead whenever nobody has it, and ask nobody (ADR 21).
+	Uncoordinated bool
 	// Scheduler is asked for nodes in place of the built-in one; nil: the one that SchedulerAt leads to, if that has a URL. Only one of the
 	// two may be set. docs/examples/farm is a program that sets it.
 	Scheduler   scheduler.Scheduler
@@ -154,11 +159,13 @@ func (f *Farm) own(ctx context.Context) error {
 			Alerting: func(service string, active []rc.ConditionType) { f.metrics.Alerting("rollouts/"+service, active) },
 		})
 		defer f.readiness.begin(worker.Ready)()
-		cleaner := janitor.New(janitor.Config{
-			Records: f.store.Leftovers, Log: f.log,
-			Chosen: func() bool { return worker.Ready() == nil && farm.IsLowest(f.cfg.ID, worker.Members()) },
+		leader := f.store.Leader(f.cfg.ID, election.Commit)
+		return together(ctx, worker.Start, carrier.Start, func(ctx context.Context) error {
+			return f.takePart(ctx, s, worker.WentBack,
+				func(ctx context.Context) error { return worker.Lead(ctx, leader) },
+				func(ctx context.Context) error { return carrier.Lead(ctx, leader) },
+				janitor.New(janitor.Config{Records: leader, Log: f.log}).Run)
 		})
-		return together(ctx, worker.Start, carrier.Start, cleaner.Run)
 	})
 }
 

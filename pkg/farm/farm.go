@@ -90,7 +90,6 @@ type Session interface {
 	ReplicationControllerLocker
 	ReplicationControllerStore
 	ClusterReads
-	Notices
 	// OnSpoiled has f told of each request that failed and was shared; see consul.Merger.
 	OnSpoiled(f func(kind string, parts int))
 }
@@ -125,15 +124,6 @@ type ClusterReads interface {
 	MarkSynced(ctx context.Context, schema store.Rec[store.Schema]) error
 }
 
-// Notices are how the farm with the lowest id speaks for controllers that nobody owns, and where it keeps what it told about records that
-// belong to no controller.
-type Notices interface {
-	ReadUnowned(ctx context.Context, rcID string) (u store.Unowned, ok bool, err error)
-	ReportUnowned(ctx context.Context, u store.Unowned, st rc.Status) error
-	ReadIncidents(ctx context.Context) (store.Rec[store.Incidents], error)
-	WriteIncidents(ctx context.Context, rec store.Rec[store.Incidents]) error
-}
-
 // core is what the parts of a farm share.
 type core struct {
 	cfg    Config
@@ -148,9 +138,6 @@ type core struct {
 func (f *core) members() []string {
 	return field.Each(f.cache.members(), func(m store.Member) string { return m.ID })
 }
-
-// leads reports whether this farm does what one farm at a time should do.
-func (f *core) leads() bool { return IsLowest(f.cfg.ID, f.members()) }
 
 // Farm owns controllers for as long as one session lives.
 type Farm struct {
@@ -177,7 +164,7 @@ const unownedGrace = time.Second
 func NewFarm(cfg Config) *Farm {
 	cfg.setDefaults()
 	c := &core{cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID), queue: newQueue(cfg.Metrics), roster: newRoster()}
-	f := &Farm{core: c, speaker: &speaker{core: c}, fatal: make(chan error, 1), sweepNow: wait.NewSignal(), moved: wait.NewSignal()}
+	f := &Farm{core: c, speaker: newSpeaker(c), fatal: make(chan error, 1), sweepNow: wait.NewSignal(), moved: wait.NewSignal()}
 	f.resyncsLeft.Store(resyncsAtOnce)
 	f.cfg.Metrics.reset()
 	f.cache = newCache(&f.cfg, f.log, f.route)
@@ -225,7 +212,6 @@ func (f *Farm) Start(ctx context.Context) error {
 		group.Go(func() error { return f.takeOver(ctx) })
 		group.Go(func() error { return f.cache.watchFailed(ctx) })
 		group.Go(func() error { return f.cache.readOrphans(ctx) })
-		group.Go(func() error { return f.speaker.tellUnreadable(ctx) })
 		return f.sweepLoop(ctx)
 	})
 	return group.Wait()

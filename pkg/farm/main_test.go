@@ -10,9 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/election"
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -105,9 +108,24 @@ func (c *cluster) patientFarm(id string, wait time.Duration) (stop func()) {
 			f := farm.NewFarm(farm.Config{
 				ID: id, Store: st.FarmSession(s, id), Log: log, TTL: wait, SweepEvery: time.Second,
 			})
-			return f.Start(ctx)
+			return startAndLead(ctx, client, st, s, id, f)
 		})
 	})
+}
+
+// startAndLead runs a farm that does the duties of the leader, too, whenever it is elected.
+func startAndLead(ctx context.Context, client *consul.Client, st *store.Store, s *consul.Session, id string, f *farm.Farm) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return f.Start(ctx) })
+	candidate := election.Candidate{Client: client, Session: s, Prefix: st.Keys().Prefix(), Lease: store.FarmLease, ID: id}
+	group.Go(func() error {
+		err := election.Run(ctx, candidate, func(ctx context.Context) error { return f.Lead(ctx, st.Leader(id, election.Commit)) })
+		if errors.Is(err, store.ErrWentBack) {
+			return f.WentBack(ctx)
+		}
+		return err
+	})
+	return group.Wait()
 }
 
 type testWriter struct{ t *testing.T }

@@ -118,23 +118,35 @@ func disagrees(v *node.View, res node.Reservation) bool {
 	return v != nil && !res.Agrees(v.Ops.Drain != nil, v.LabelVersions)
 }
 
-// mendReservations makes reservations say which nodes are drained (R13) and for which labels pods may be placed (ADR 12), where the
-// record was lost, or is an older one, or was written by somebody who does not know about the one or the other. Without it a farm that
-// has not heard of a drain yet could place there, and none where the labels are said to be others. Those of drained nodes are looked at
-// by the farm with the lowest id; the others where a farm meets one, so that a cluster without drains reads nothing.
-func (f mender) mendReservations(ctx context.Context) error {
+// mendMet mends the reservations that this farm has met, and that did not say what is known of their nodes.
+func (f mender) mendMet(ctx context.Context) error {
 	names := f.kit.mismatched.take()
-	nodes, _ := f.cache.nodesAt()
-	if f.leads() {
-		for name, v := range nodes {
-			if v.Ops.Drain != nil && !slices.Contains(names, name) {
-				names = append(names, name)
-			}
-		}
-	}
-	d, err := f.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
+	err := f.mendReservations(ctx, names, f.cfg.Store.MendReservation)
 	if err != nil {
 		f.kit.mismatched.add(names...)
+	}
+	return err
+}
+
+// mendDrained mends the reservations of drained nodes, which no farm may have met. A cluster without drains reads nothing.
+func (f mender) mendDrained(ctx context.Context, as Duties) error {
+	nodes, _ := f.cache.nodesAt()
+	var names []string
+	for name, v := range nodes {
+		if v.Ops.Drain != nil {
+			names = append(names, name)
+		}
+	}
+	return f.mendReservations(ctx, names, as.MendReservation)
+}
+
+// mendReservations makes reservations say which nodes are drained (R13) and for which labels pods may be placed (ADR 12), where the
+// record was lost, or is an older one, or was written by somebody who does not know about the one or the other. Without it a farm that
+// has not heard of a drain yet could place there, and none where the labels are said to be others.
+func (f mender) mendReservations(ctx context.Context, names []string, mend func(ctx context.Context, nodeName string) (mended bool, err error)) error {
+	nodes, _ := f.cache.nodesAt()
+	d, err := f.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
+	if err != nil {
 		return err
 	}
 	var errs []error
@@ -142,7 +154,7 @@ func (f mender) mendReservations(ctx context.Context) error {
 		if d.Unreadable[name] != nil || !disagrees(nodes[name], d.Reservations[name].Value) {
 			continue // this farm has only been the last to hear
 		}
-		mended, err := f.cfg.Store.MendReservation(ctx, name)
+		mended, err := mend(ctx, name)
 		switch {
 		case mended:
 			f.kit.fresh.add(name) // it may be the first record after a loss

@@ -21,6 +21,7 @@ import (
 // names a controller or a pod.
 type Metrics struct {
 	owned, unclaimed, synced, tripped prometheus.Gauge
+	leads                             prometheus.Gauge
 	corrupt, missing                  prometheus.Gauge
 	missingBy, alerts                 *prometheus.GaugeVec
 	passes, batches, changes, watches *prometheus.CounterVec
@@ -57,14 +58,15 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return &Metrics{
 		corruptAt: map[string]int{}, shortOf: map[string]shortage{}, active: map[string][]rc.ConditionType{},
 		owned:     f.Gauge("owned_rcs", "Controllers that this farm owns."),
-		unclaimed: f.Gauge("unclaimed_rcs", "Controllers that no farm owned in two sweeps in a row; reported by the living farm with the lowest id."),
+		unclaimed: f.Gauge("unclaimed_rcs", "Controllers that no farm owned in two sweeps in a row; reported by the leader."),
+		leads:     f.Gauge("leads", "1 while this farm leads: it does what belongs to no controller."),
 		synced:    f.Gauge("settled", "1 when every living node has said what it runs in this cluster, so that pods may be added."),
 		tripped:   f.Gauge("breaker_tripped", "1 while the mass-stop breaker is tripped or cannot be read: nothing is stopped."),
 		corrupt:   f.Gauge("corrupt_records", "Records seen that cannot be read."),
 		missing:   f.Gauge("missing_replicas", "Replicas of owned controllers that no node takes."),
 		missingBy: obs.Gauges(f, "missing_replicas_by_reason",
 			"Replicas of owned controllers that no node takes, counted once for each reason that keeps some node from taking them: their sum may be larger.", "reason", scheduler.AllReasons...),
-		alerts:  obs.Gauges(f, "alerts_active", "Incidents of owned controllers that were raised and are not resolved; of the living farm with the lowest id also those that belong to no controller.", "condition", kinds...),
+		alerts:  obs.Gauges(f, "alerts_active", "Incidents of owned controllers that were raised and are not resolved; of the leader also those that belong to no controller.", "condition", kinds...),
 		passes:  obs.Counters(f, "passes_total", "Looks at a controller, by how they ended: ok, refused (computed again), unknown (the fence is bumped first), error.", "outcome", append(store.Failures, "ok")...),
 		batches: obs.Counters(f, "batches_total", "Write transactions, by how Consul answered.", "outcome", append(store.Failures, "committed")...),
 		changes: obs.Counters(f, "pod_changes_total", "Changes of pods that were written.", "action", field.Each(reconcile.AllActions, reconcile.Action.Label)...),

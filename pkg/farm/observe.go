@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"reflect"
-	"slices"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
@@ -45,12 +44,6 @@ func (f *Farm) Changed(rcIDs []string, index uint64) {
 		}
 		f.queue.Add(id)
 	}
-}
-
-// IsLowest reports whether this farm is the one that does what one farm at a time should do: of the living farms, the
-// one with the lowest id. Two that both think so for a moment must do no harm.
-func IsLowest(id string, members []string) bool {
-	return len(members) > 0 && slices.Min(members) == id
 }
 
 // observe publishes where the farm stands.

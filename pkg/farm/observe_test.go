@@ -68,7 +68,7 @@ func (c *cluster) farmWith(id string, alerter alert.Alerter, wrap func(farm.Sess
 			if f.Ready() == nil {
 				c.t.Error("ready before it has seen anything")
 			}
-			return f.Start(ctx)
+			return startAndLead(ctx, client, st, s, id, f)
 		})
 	})
 	return reg, stop
@@ -201,21 +201,6 @@ func TestMetricNames(t *testing.T) {
 	}
 }
 
-func TestIsLowest(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		id      string
-		members []string
-		want    bool
-	}{
-		{"a", []string{"b", "a"}, true}, {"b", []string{"b", "a"}, false}, {"b", []string{"b"}, true}, {"a", nil, false}, {"a", []string{"b"}, false},
-	} {
-		if got := farm.IsLowest(tt.id, tt.members); got != tt.want {
-			t.Errorf("%+v", tt)
-		}
-	}
-}
-
 // shy is a store under which nothing can be claimed, as if every controller were another farm's to take.
 type shy struct{ farm.Session }
 
@@ -223,8 +208,7 @@ func (shy) Claim(context.Context, string) (store.Claimed, error) {
 	return store.Claimed{}, errors.New("not mine")
 }
 
-// A controller without an owner is counted and said to be so, by the farm with the lowest id; the owner that comes says
-// the opposite.
+// A controller without an owner is counted and said to be so, by the leader; the owner that comes says the opposite.
 func TestUnclaimedControllersAreReported(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

@@ -23,8 +23,8 @@ func (f *Farm) sweepLoop(ctx context.Context) error {
 	}
 }
 
-// sweep makes missing bells, removes stray ones, reports placements without a controller, mends reservations, and looks at
-// every controller that is not known to be in good hands.
+// sweep makes missing bells, removes stray ones, mends reservations, and looks at every controller that is not known to be in good hands.
+// What it finds is the leader's to act on, too.
 func (f *Farm) sweep(ctx context.Context) error {
 	mend := mender{f.core}
 	ids, err := f.cfg.Store.SweepBells(ctx)
@@ -35,14 +35,11 @@ func (f *Farm) sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f.speaker.reportUnclaimed(ctx, ids, locks)
-	if err := f.speaker.reportStrays(ctx, ids); err != nil && ctx.Err() == nil {
-		f.log.WithError(err).Warn("cannot look for placements without a controller")
-	}
+	f.speaker.sweptAll(ids, locks)
 	if err := errors.Join(mend.mendFresh(ctx), mend.mendClaims(ctx)); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot look for shares of nodes that are not reserved")
 	}
-	if err := mend.mendReservations(ctx); err != nil && ctx.Err() == nil {
+	if err := mend.mendMet(ctx); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot mend the reservation of a node")
 	}
 	f.resyncSome(time.Now())

@@ -18,30 +18,55 @@ import (
 // maxReports bounds how many controllers without an owner one sweep writes about.
 const maxReports = 100
 
-// reportUnclaimed counts the controllers that had no owner in this sweep and in the one before, and says so in their
-// statuses, where an owner finds what was told. The farm with the lowest id does it for all.
-func (f *speaker) reportUnclaimed(ctx context.Context, ids []string, locks store.LockState) {
-	free := map[string]bool{}
-	var unclaimed []string
+// swept is what a sweep has found that the leader is to act on.
+type swept struct {
+	ids       []string        // of all controllers
+	free      map[string]bool // those without an owner
+	unclaimed []string        // those that had none in the sweep before, either
+	again     bool            // there was a sweep before
+}
+
+// sweptAll notes what a sweep has found: the controllers, and the locks of them that others hold.
+func (f *speaker) sweptAll(ids []string, locks store.LockState) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := &swept{ids: ids, free: map[string]bool{}, again: f.last != nil}
 	for _, id := range ids {
 		if !locks[id] {
-			free[id] = true
-			if f.free[id] {
-				unclaimed = append(unclaimed, id)
+			now.free[id] = true
+			if f.last != nil && f.last.free[id] {
+				now.unclaimed = append(now.unclaimed, id)
 			}
 		}
 	}
-	seen := f.free != nil // there was a sweep before
-	f.free = free
-	lowest := f.leads()
-	if !lowest {
-		unclaimed = nil
-	}
+	f.last = now
+	f.swept.Raise()
+}
+
+// lastSweep returns what the last sweep has found; nil: there was none.
+func (f *speaker) lastSweep() *swept {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.last
+}
+
+// reset forgets what only a leader knows.
+func (f *speaker) reset() {
+	f.notified = nil
+	f.cfg.Metrics.unclaimed.Set(0)
+	f.unreadable.forget(unownedKind)
+	f.unreadable.forget(straysKind)
+}
+
+// reportUnclaimed counts the controllers that had no owner in a sweep and in the one before, and says so in their statuses, where an owner
+// finds what was told.
+func (f *speaker) reportUnclaimed(ctx context.Context, as Duties, found *swept) {
+	unclaimed := found.unclaimed
 	f.cfg.Metrics.unclaimed.Set(float64(len(unclaimed)))
 	told := map[string]map[string]bool{}
 	var corrupt []error
 	for _, id := range unclaimed[:min(len(unclaimed), maxReports)] {
-		pending, err := f.reportOne(ctx, id)
+		pending, err := f.reportOne(ctx, as, id)
 		corrupt = append(corrupt, err) // those that are about unreadable records are told: no owner will
 		if err != nil && !errors.Is(err, store.ErrRefused) && ctx.Err() == nil {
 			f.log.WithError(err).WithField(obs.RCID, id).Warn("cannot say that a controller has no owner")
@@ -49,18 +74,15 @@ func (f *speaker) reportUnclaimed(ctx context.Context, ids []string, locks store
 		told[id] = pending
 	}
 	f.notified = told
-	switch {
-	case !lowest:
-		f.unreadable.forget(unownedKind)
-	case seen:
+	if found.again {
 		f.unreadable.found(unownedKind, corruptKeys(corrupt))
 	}
 }
 
 // reportOne says that one controller has no owner, and returns what was told about it and is not stored yet.
-func (f *speaker) reportOne(ctx context.Context, id string) (told map[string]bool, err error) {
+func (f *speaker) reportOne(ctx context.Context, as Duties, id string) (told map[string]bool, err error) {
 	told = f.notified[id]
-	u, ok, err := f.cfg.Store.ReadUnowned(ctx, id)
+	u, ok, err := as.ReadUnowned(ctx, id)
 	if err != nil || !ok {
 		return told, err
 	}
@@ -75,7 +97,7 @@ func (f *speaker) reportOne(ctx context.Context, id string) (told map[string]boo
 	quiet := record.Disabled || record.DeletedAt != nil
 	st.Incidents, _ = alert.Track(alert.Input{Before: u.Status, After: &st, Now: now, Quiet: quiet, Notified: told})
 	if statusDiffers(u.Status, &st) {
-		if err := f.cfg.Store.ReportUnowned(ctx, u, st); err != nil {
+		if err := as.ReportUnowned(ctx, u, st); err != nil {
 			return told, err
 		}
 	}
@@ -86,12 +108,8 @@ func (f *speaker) reportOne(ctx context.Context, id string) (told map[string]boo
 const strayText = "the controller %s has placements on %s and no record; its pods are left as they are: write the record back, or stop them with rcctl node sweep NODE"
 
 // reportStrays alerts about placements of controllers that have no record. What they run runs on (P4): whether the record was
-// lost or the controller is gone is for an operator to say. The farm with the lowest id does it for all.
+// lost or the controller is gone is for an operator to say.
 func (f *speaker) reportStrays(ctx context.Context, ids []string) error {
-	if !f.leads() {
-		f.unreadable.forget(straysKind)
-		return nil
-	}
 	placed, err := f.cfg.Store.ListPlacedRCIDs(ctx)
 	if err != nil {
 		return err

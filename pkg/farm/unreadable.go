@@ -47,25 +47,29 @@ func (ps *writer) sayUnreadable(ctx context.Context, head store.Head, failure er
 	return nil
 }
 
-// speaker tells, while the farm has the lowest id, what no owner can: controllers that nobody owns, placements without a controller, records
-// that cannot be read.
+// speaker tells, while the farm leads, what no owner can: controllers that nobody owns, placements without a controller, records that cannot
+// be read. What is told, every farm knows: whoever leads next goes on from that.
 type speaker struct {
 	*core
 	unreadable unreadables
-	// What the sweeps know of controllers without an owner; only their loop uses it.
-	free     map[string]bool            // in the last sweep
-	notified map[string]map[string]bool // by controller, what was told and is not stored yet
+	swept      wait.Signal                // a sweep has ended
+	notified   map[string]map[string]bool // by controller, what was told and is not stored yet; only the loop after sweeps uses it
+
+	mu   sync.Mutex
+	last *swept
 }
+
+func newSpeaker(c *core) *speaker { return &speaker{core: c, swept: wait.NewSignal()} }
 
 // unreadables are the records in the farm's view of the cluster that cannot be read.
 type unreadables struct {
 	mu      sync.Mutex
 	at      map[string]map[string]string // by watch or the like: errors by key
 	changed bool
-	looked  map[string]bool // what only the farm with the lowest id looks for, once it has
+	looked  map[string]bool // what only the leader looks for, once it has
 }
 
-// Kinds of findings that only the farm with the lowest id looks for.
+// Kinds of findings that only the leader looks for.
 const (
 	straysKind  = "strays"
 	unownedKind = "unowned"
@@ -82,7 +86,7 @@ func (u *unreadables) found(kind string, errs map[string]string) {
 	u.looked[kind], u.changed = true, u.changed || !u.looked[kind]
 }
 
-// forget is for a farm that has not the lowest id: it finds nothing of such kinds.
+// forget is for a farm that leads no more: it finds nothing of such kinds.
 func (u *unreadables) forget(kind string) {
 	u.say(kind, nil)
 	u.mu.Lock()
@@ -137,20 +141,16 @@ func (u *unreadables) all() (errs map[string]string, changed bool) {
 // asked only when it has.
 const unreadableEvery = time.Second
 
-// tellUnreadable alerts about records that belong to no controller: nodes, and those about the cluster. The farm with the
-// lowest id does it for all; what it told is kept in Consul, so that the next one neither repeats nor forgets it.
-func (f *speaker) tellUnreadable(ctx context.Context) error {
+// tellUnreadable alerts about records that belong to no controller: nodes, and those about the cluster. What it told is kept in Consul, so
+// that the next leader neither repeats nor forgets it.
+func (f *speaker) tellUnreadable(ctx context.Context, as Duties) error {
+	defer f.cfg.Metrics.Alerting(recordsName, nil)
 	told := map[string]bool{}
-	due := true // this farm has not looked yet
+	due := true // this leader has not looked yet
 	for {
-		errs, changed := f.unreadable.all()
-		switch {
-		case !f.leads():
-			due = true
-			f.cfg.Metrics.Alerting(recordsName, nil)
-		case due || changed:
+		if errs, changed := f.unreadable.all(); due || changed {
 			var err error
-			if told, due, err = f.tellRecords(ctx, errs, told); err != nil && ctx.Err() == nil {
+			if told, due, err = f.tellRecords(ctx, as, errs, told); err != nil && ctx.Err() == nil {
 				f.log.WithError(err).Warn("cannot keep what was told about records that cannot be read")
 				due = true
 			}
@@ -166,8 +166,8 @@ const recordsName = "records"
 
 // tellRecords stores where incidents stand, and then tells what has to be told. It returns what was told and is not stored
 // yet, and whether another look is due.
-func (f *speaker) tellRecords(ctx context.Context, errs map[string]string, told map[string]bool) (pending map[string]bool, due bool, err error) {
-	rec, err := f.cfg.Store.ReadIncidents(ctx)
+func (f *speaker) tellRecords(ctx context.Context, as Duties, errs map[string]string, told map[string]bool) (pending map[string]bool, due bool, err error) {
+	rec, err := as.ReadIncidents(ctx)
 	if err != nil {
 		return told, true, err
 	}
@@ -175,9 +175,9 @@ func (f *speaker) tellRecords(ctx context.Context, errs map[string]string, told 
 	next, tells, active := trackRecords(rec.Value.Records, together(rec.Value.Records, errs), now, told, f.unreadable.complete())
 	if !reflect.DeepEqual(next, rec.Value.Records) && len(next)+len(rec.Value.Records) > 0 {
 		rec.Value.Records = next
-		err := f.cfg.Store.WriteIncidents(ctx, rec)
+		err := as.WriteIncidents(ctx, rec)
 		if errors.Is(err, store.ErrConflict) {
-			return told, true, nil // another farm thinks that it has the lowest id, too
+			return told, true, nil // a farm of an earlier version, which does it by its id
 		}
 		if err != nil {
 			return told, true, err

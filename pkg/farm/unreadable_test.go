@@ -76,8 +76,7 @@ func TestARemovedControllerHasNoIncidents(t *testing.T) {
 	})
 }
 
-// Records that belong to no controller are told by the farm with the lowest id: once, although it is another farm by then,
-// and resolved once.
+// Records that belong to no controller are told by the leader: once, although it is another farm by then, and resolved once.
 func TestUnreadableNodesAreAnIncident(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

@@ -11,7 +11,8 @@ import (
 type FarmView struct {
 	store.Member
 	Hearing
-	Owned int `json:"owned"` // controllers
+	Leads bool `json:"leads"` // it does what belongs to no controller (ADR 27)
+	Owned int  `json:"owned"` // controllers
 	// OwnedRCs are these controllers, sorted by name.
 	OwnedRCs []OwnedRC `json:"owned_rcs"`
 }
@@ -22,8 +23,8 @@ type OwnedRC struct {
 	Name string `json:"name,omitempty"` // empty when its record cannot be read
 }
 
-// JoinFarms says what each farm owns, and counts the controllers that nobody does. names are those of controllers by id.
-func JoinFarms(members []store.Member, owners map[string]string, rcIDs []string, names map[string]string) (views []FarmView, free int) {
+// JoinFarms says what each farm owns and whether it leads, and counts the controllers that nobody owns. names are those of controllers by id.
+func JoinFarms(members []store.Member, leader string, owners map[string]string, rcIDs []string, names map[string]string) (views []FarmView, free int) {
 	owned := map[string][]OwnedRC{}
 	for _, id := range rcIDs {
 		farm, has := owners[id]
@@ -35,7 +36,7 @@ func JoinFarms(members []store.Member, owners map[string]string, rcIDs []string,
 	}
 	views = make([]FarmView, 0, len(members))
 	for _, m := range members {
-		v := FarmView{Member: m, Owned: len(owned[m.ID]), OwnedRCs: append([]OwnedRC{}, owned[m.ID]...)}
+		v := FarmView{Member: m, Leads: m.ID == leader, Owned: len(owned[m.ID]), OwnedRCs: append([]OwnedRC{}, owned[m.ID]...)}
 		slices.SortFunc(v.OwnedRCs, func(a, b OwnedRC) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
 		views = append(views, v)
 	}

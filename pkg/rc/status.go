@@ -87,7 +87,7 @@ const (
 	RolloutGone ConditionType = "RolloutGone"
 	// RequestVoid: what an operator asked for was not carried out, because it was not so any more.
 	RequestVoid ConditionType = "RequestVoid"
-	// Unclaimed: no living farm works on the controller. No owner can say so: the farm with the lowest id does.
+	// Unclaimed: no living farm works on the controller. No owner can say so: the leader does.
 	Unclaimed ConditionType = "Unclaimed"
 )
 

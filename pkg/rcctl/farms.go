@@ -11,6 +11,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/election"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -23,6 +24,7 @@ func farmsCommand() *cli.Command {
 		UsageText: "rcctl farms [-o table|wide|json|yaml]",
 		Description: `A farm is in the list for as long as its session with Consul lives. OWNED is how many rcs it owns, and -o wide lists
 them; a lone id is one whose record cannot be read. ADDRESS is that of its debug server, on its own machine.
+The one that LEADS does what belongs to no rc; rcctl election show farm says more.
 HEARD is how long ago it wrote last; one that is silent has not written as it should: Consul may refuse its token.
 SELECTOR says which rcs it works on; without one it works on all.
 
@@ -61,12 +63,16 @@ func runFarms(c *cli.Context, std *stdio, s *conn) error {
 	if err != nil {
 		return err
 	}
-	views, free := inspect.JoinFarms(values(members), owners, ids, names)
+	leader, err := s.farmLeader(c.Context)
+	if err != nil {
+		return err
+	}
+	views, free := inspect.JoinFarms(values(members), leader, owners, ids, names)
 	now := time.Now()
 	for i := range views {
 		views[i].Hearing = inspect.HearingOf(heard, views[i].ID, true, now)
 	}
-	tb := table{header: []string{"ID", "HEARD", "OWNED", "VERSION", "EMULATES", "ADDRESS", "SELECTOR"}, paint: -1}
+	tb := table{header: []string{"ID", "HEARD", "LEADS", "OWNED", "VERSION", "EMULATES", "ADDRESS", "SELECTOR"}, paint: -1}
 	wide := c.String("output") == wideFormat
 	if wide {
 		tb.header = append(tb.header, "RCS")
@@ -81,6 +87,19 @@ func runFarms(c *cli.Context, std *stdio, s *conn) error {
 	return err
 }
 
+// farmLeader returns the id of the farm that leads, "" while none does.
+func (s *conn) farmLeader(ctx context.Context) (string, error) {
+	state, err := election.Read(ctx, s.consul, s.Keys().Prefix(), store.FarmLease)
+	if errors.Is(err, store.ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read who leads: %w", err)
+	}
+	leader, _ := state.Leader()
+	return leader, nil
+}
+
 func farmRow(v *inspect.FarmView, now time.Time, wide bool) []string {
 	said := heardText(v.Heard, now)
 	if v.Silent {
@@ -90,7 +109,11 @@ func farmRow(v *inspect.FarmView, now time.Time, wide bool) []string {
 	if v.RCID != "" {
 		selects = "rc " + v.RCID
 	}
-	row := []string{v.ID, said, fmt.Sprint(v.Owned), v.Version, v.EmulationVersion, v.Address, selects}
+	leads := ""
+	if v.Leads {
+		leads = "yes"
+	}
+	row := []string{v.ID, said, leads, fmt.Sprint(v.Owned), v.Version, v.EmulationVersion, v.Address, selects}
 	if !wide {
 		return row
 	}

@@ -126,21 +126,18 @@ func (s *Views) ListAudit(ctx context.Context, f AuditFilter) ([]Audit, []error,
 }
 
 // AuditIDs returns the ids of all audit records, oldest first.
-func (s *Leftovers) AuditIDs(ctx context.Context) ([]string, error) {
+func (s *Leader) AuditIDs(ctx context.Context) ([]string, error) {
 	ids, err := s.ids(ctx, s.keys.Audits.Key())
 	slices.Sort(ids)
 	return ids, err
 }
-
-// Leftovers are records that nobody needs any more.
-type Leftovers struct{ *db }
 
 // deletesPerTxn bounds what is removed at once, so that others get their turn in between.
 const deletesPerTxn = 64
 
 // DeleteAudit removes audit records, if nobody has changed them since they are looked at, and returns how many. Those that
 // are gone already do not count.
-func (s *Leftovers) DeleteAudit(ctx context.Context, ids []string) (int, error) {
+func (s *Leader) DeleteAudit(ctx context.Context, ids []string) (int, error) {
 	n := 0
 	for chunk := range slices.Chunk(ids, deletesPerTxn) {
 		keys := s.keys.Audits.Keys(chunk)
@@ -157,7 +154,7 @@ func (s *Leftovers) DeleteAudit(ctx context.Context, ids []string) (int, error) 
 		if len(ops) == 0 {
 			continue
 		}
-		if _, err := s.c.Commit(ctx, ops); err != nil {
+		if _, err := s.fenced(ctx, ops); err != nil {
 			return n, err
 		}
 		n += len(ops)

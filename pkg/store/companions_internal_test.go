@@ -186,7 +186,7 @@ func TestStopsComeAndGo(t *testing.T) {
 		}
 	}
 	write(t, st, consul.Delete(st.keys.RCs.Key("a")), consul.Delete(st.keys.Drops.Key("a")))
-	if n, err := st.Leftovers.SweepDrops(t.Context(), 9); n != 1 || err != nil {
+	if n, err := st.Leader("f", st.c.Commit).SweepDrops(t.Context(), 9); n != 1 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
 	if there, err := st.exists(t.Context(), st.keys.Stops.Key("a")); err != nil || there {

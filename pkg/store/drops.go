@@ -158,7 +158,7 @@ func (t *NodeSession) counted(counters map[string]counter, written map[string]ui
 
 // SweepDrops removes the drops and stops of controllers that have no record any more, at most so many controllers', and returns of how
 // many. A node whose machine was away for long reports after the controller's last transaction.
-func (s *Leftovers) SweepDrops(ctx context.Context, most int) (int, error) {
+func (s *Leader) SweepDrops(ctx context.Context, most int) (int, error) {
 	stray := map[string]bool{}
 	for _, prefix := range []string{s.keys.Drops.Key(), s.keys.Stops.Key()} {
 		keys, err := s.c.Children(ctx, prefix)
@@ -181,7 +181,7 @@ func (s *Leftovers) SweepDrops(ctx context.Context, most int) (int, error) {
 		if removed == most {
 			break
 		}
-		_, err := s.c.Commit(ctx, append(s.forgetDrops(id), consul.CheckMissing(s.keys.RCs.Key(id))))
+		_, err := s.fenced(ctx, append(s.forgetDrops(id), consul.CheckMissing(s.keys.RCs.Key(id))))
 		if err != nil {
 			return removed, err
 		}

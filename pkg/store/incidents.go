@@ -28,13 +28,13 @@ func (s *Views) ReadIncidents(ctx context.Context) (Rec[Incidents], error) {
 
 // WriteIncidents writes them, if they are as they were read; the key goes where there are none. It returns ErrConflict when
 // somebody else was first.
-func (t *Duties) WriteIncidents(ctx context.Context, rec Rec[Incidents]) error {
+func (s *Leader) WriteIncidents(ctx context.Context, rec Rec[Incidents]) error {
 	next := &rec.Value
 	if len(next.Records) == 0 {
 		next = nil
 	}
-	_, err := t.c.Commit(ctx, []consul.Op{replaceOp(t.keys.Incidents.Key(), next, rec.Index)})
-	return conflictOn(err, t.keys.Incidents.Key())
+	_, err := s.fenced(ctx, []consul.Op{replaceOp(s.keys.Incidents.Key(), next, rec.Index)})
+	return conflictOn(err, s.keys.Incidents.Key())
 }
 
 // RolloutIncident is the record at rollouts/<service>/trouble: what somebody is, or has to be, alerted to about a service's rollout.
@@ -46,10 +46,10 @@ type RolloutIncident struct {
 }
 
 // WriteRolloutIncident writes, or removes (nil), what is wrong with a service's rollout, if it is as it was read; index zero: there is none. It
-// returns ErrConflict when somebody else was first. It bears no fence: it says what has been told, and nothing is decided by it.
-func (t *Runs) WriteRolloutIncident(ctx context.Context, service string, index uint64, incident *RolloutIncident) error {
-	key := t.keys.RolloutIncidents.Key(service)
-	_, err := t.c.Commit(ctx, []consul.Op{replaceOp(key, incident, index)})
+// returns ErrConflict when somebody else was first, as the rollout's runner may be.
+func (s *Leader) WriteRolloutIncident(ctx context.Context, service string, index uint64, incident *RolloutIncident) error {
+	key := s.keys.RolloutIncidents.Key(service)
+	_, err := s.fenced(ctx, []consul.Op{replaceOp(key, incident, index)})
 	return conflictOn(err, key)
 }
 
@@ -61,27 +61,27 @@ type Unowned struct {
 }
 
 // ReadUnowned reads a controller without an owner. ok is false when it has one, or is gone.
-func (t *Duties) ReadUnowned(ctx context.Context, rcID string) (u Unowned, ok bool, err error) {
-	rcKey, statusKey, lockKey := t.keys.RCs.Key(rcID), t.keys.Statuses.Key(rcID), t.keys.Locks.Key(rcID)
-	found, err := t.c.GetMany(ctx, []string{lockKey, rcKey, statusKey}, consul.Consistent)
+func (s *Leader) ReadUnowned(ctx context.Context, rcID string) (u Unowned, ok bool, err error) {
+	rcKey, statusKey, lockKey := s.keys.RCs.Key(rcID), s.keys.Statuses.Key(rcID), s.keys.Locks.Key(rcID)
+	found, err := s.c.GetMany(ctx, []string{lockKey, rcKey, statusKey}, consul.Consistent)
 	if err != nil {
 		return u, false, err
 	}
-	u.RC, err = t.RCs.decodeIn(found, rcKey)
+	u.RC, err = s.RCs.decodeIn(found, rcKey)
 	if u.RC.Index == 0 || found[lockKey].Session != "" {
 		return u, false, nil
 	}
-	u.Status, u.statusIndex, u.lockedIndex = t.statusOf(found, rcID), found[statusKey].ModifyIndex, found[lockKey].ModifyIndex
+	u.Status, u.statusIndex, u.lockedIndex = s.statusOf(found, rcID), found[statusKey].ModifyIndex, found[lockKey].ModifyIndex
 	return u, err == nil, err
 }
 
-// ReportUnowned writes the status of a controller that still has no owner: there is no fence that could be held, so that
+// ReportUnowned writes the status of a controller that still has no owner: the fence is not that of the controller's lock, so that
 // every condition for being allowed to is checked. It returns ErrRefused when the controller was claimed or changed.
-func (t *Duties) ReportUnowned(ctx context.Context, u Unowned, st rc.Status) error {
+func (s *Leader) ReportUnowned(ctx context.Context, u Unowned, st rc.Status) error {
 	id := u.RC.Value.ID
-	_, err := t.c.Commit(ctx, []consul.Op{
-		sameRecord(t.keys.Locks.Key(id), u.lockedIndex), // claiming moves it
-		consul.CheckIndex(t.keys.RCs.Key(id), u.RC.Index), consul.CAS(t.keys.Statuses.Key(id), encode(st), u.statusIndex),
+	_, err := s.fenced(ctx, []consul.Op{
+		sameRecord(s.keys.Locks.Key(id), u.lockedIndex), // claiming moves it
+		consul.CheckIndex(s.keys.RCs.Key(id), u.RC.Index), consul.CAS(s.keys.Statuses.Key(id), encode(st), u.statusIndex),
 	})
 	return err
 }

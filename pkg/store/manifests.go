@@ -113,7 +113,7 @@ var digests = regexp.MustCompile(`[0-9a-f]{64}`)
 // damaged, or of a later version, keeps alive what it names. Others may begin to use a manifest at any time; see
 // DeleteManifest. Most calls read no more than names: what pods run is looked at only where a manifest exists that no
 // controller asks for.
-func (s *Leftovers) UnusedManifests(ctx context.Context) ([]ManifestRef, error) {
+func (s *Leader) UnusedManifests(ctx context.Context) ([]ManifestRef, error) {
 	stored, err := s.ids(ctx, s.keys.Manifests.Key())
 	if err != nil || len(stored) == 0 {
 		return nil, err
@@ -154,7 +154,7 @@ func (s *Leftovers) UnusedManifests(ctx context.Context) ([]ManifestRef, error) 
 }
 
 // dropUsed takes out what is named below a prefix.
-func (s *Leftovers) dropUsed(ctx context.Context, unused map[string]bool, prefix string) error {
+func (s *Leader) dropUsed(ctx context.Context, unused map[string]bool, prefix string) error {
 	pairs, err := s.c.List(ctx, prefix, consul.Consistent)
 	if err != nil {
 		return err
@@ -168,9 +168,8 @@ func (s *Leftovers) dropUsed(ctx context.Context, unused map[string]bool, prefix
 }
 
 // DeleteManifest removes a manifest in exactly this version. It returns ErrRefused when an apply touched it meanwhile,
-// which then wins. It bears no fence, nor does the removal of audit records: a removal that lands late, or comes from two farms
-// that both think that it is theirs to do, removes the version that was found unused, or nothing; every apply moves that.
-func (s *Leftovers) DeleteManifest(ctx context.Context, ref ManifestRef) error {
-	_, err := s.c.Commit(ctx, []consul.Op{consul.DeleteCAS(s.keys.Manifests.Key(ref.Digest), ref.Index)})
+// which then wins.
+func (s *Leader) DeleteManifest(ctx context.Context, ref ManifestRef) error {
+	_, err := s.fenced(ctx, []consul.Op{consul.DeleteCAS(s.keys.Manifests.Key(ref.Digest), ref.Index)})
 	return err
 }

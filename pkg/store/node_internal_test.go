@@ -299,7 +299,7 @@ func TestSweepDrops(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []int{1, 1, 0} {
-		if n, err := st.Leftovers.SweepDrops(t.Context(), 1); n != want || err != nil {
+		if n, err := st.Leader("f", st.c.Commit).SweepDrops(t.Context(), 1); n != want || err != nil {
 			t.Errorf("removed %d, %v; want %d", n, err, want)
 		}
 	}

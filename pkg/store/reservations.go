@@ -58,20 +58,24 @@ func (s *db) listTaken(ctx context.Context, nodes []string, level consul.Consist
 // It bears no fence: whoever writes it, and however late, what it writes follows from those records alone, and all must be as they were
 // read.
 func (t *Duties) MendReservation(ctx context.Context, name string) (mended bool, err error) {
-	opsKey, nodeKey, resKey := t.keys.NodeOps.Key(name), t.keys.Nodes.Key(name), t.keys.Reservations.Key(name)
-	found, err := t.c.GetMany(ctx, []string{opsKey, nodeKey, resKey}, consul.Consistent)
+	return t.mendReservation(ctx, name, t.farmID, t.c.Commit)
+}
+
+func (s *db) mendReservation(ctx context.Context, name, farmID string, commit func(context.Context, []consul.Op) (map[string]uint64, error)) (mended bool, err error) {
+	opsKey, nodeKey, resKey := s.keys.NodeOps.Key(name), s.keys.Nodes.Key(name), s.keys.Reservations.Key(name)
+	found, err := s.c.GetMany(ctx, []string{opsKey, nodeKey, resKey}, consul.Consistent)
 	if err != nil {
 		return false, err
 	}
-	ops, err := t.NodeOps.decodeIn(found, opsKey)
+	ops, err := s.NodeOps.decodeIn(found, opsKey)
 	if err != nil {
 		return false, err
 	}
-	record, err := t.Nodes.decodeIn(found, nodeKey)
+	record, err := s.Nodes.decodeIn(found, nodeKey)
 	if err != nil {
 		return false, err
 	}
-	res, err := t.Reservations.decodeIn(found, resKey)
+	res, err := s.Reservations.decodeIn(found, resKey)
 	if err != nil {
 		return false, err
 	}
@@ -81,9 +85,9 @@ func (t *Duties) MendReservation(ctx context.Context, name string) (mended bool,
 	if res.Value.Agrees(next.Ineligible, versions) {
 		return false, nil
 	}
-	_, err = t.c.Commit(ctx, []consul.Op{
+	_, err = commit(ctx, []consul.Op{
 		sameRecord(opsKey, ops.Index), sameRecord(nodeKey, record.Index), consul.CAS(resKey, encode(next), res.Index),
-		t.audit(NewAudit(t.farmID, "mend", "", mendLines(res.Value, next)).OnNodes(name)),
+		s.audit(NewAudit(farmID, "mend", "", mendLines(res.Value, next)).OnNodes(name)),
 	})
 	return err == nil, err
 }

@@ -336,7 +336,7 @@ func TestTheWatchOfRollouts(t *testing.T) {
 	t.Parallel()
 	farm, _, _ := begun(t)
 	incident := RolloutIncident{Rollout: "one", Incident: rc.Incident{Key: "k", Reason: "look at it"}}
-	if err := farm.WriteRolloutIncident(t.Context(), "web", 0, &incident); err != nil {
+	if err := (&Leader{db: farm.db, fenced: farm.c.Commit}).WriteRolloutIncident(t.Context(), "web", 0, &incident); err != nil {
 		t.Fatal(err)
 	}
 	for key, value := range map[string]string{farm.keys.Rollouts.Key("bad"): "{", farm.keys.Rollouts.Key("copy"): string(encode(rolloutOf("one", revision(1, 1)))), farm.keys.RolloutIncidents.Key("odd"): "{"} {

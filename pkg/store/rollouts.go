@@ -37,8 +37,8 @@ func (s *db) ringRollout(service string) consul.Op {
 }
 
 // SweepRolloutBell removes the bell of a service that has no rollout: an owner rings once more when it is released. It returns like Commit.
-func (t *Runs) SweepRolloutBell(ctx context.Context, service string, index uint64) error {
-	_, err := t.c.Commit(ctx, []consul.Op{consul.CheckMissing(t.keys.Rollouts.Key(service)), consul.DeleteCAS(t.keys.RolloutBells.Key(service), index)})
+func (s *Leader) SweepRolloutBell(ctx context.Context, service string, index uint64) error {
+	_, err := s.fenced(ctx, []consul.Op{consul.CheckMissing(s.keys.Rollouts.Key(service)), consul.DeleteCAS(s.keys.RolloutBells.Key(service), index)})
 	return err
 }
 

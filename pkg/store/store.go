@@ -20,7 +20,6 @@ type Store struct {
 	*Agents
 	Operator    *Operator
 	Deployments *Deployments
-	Leftovers   *Leftovers
 }
 
 // New returns a store for the records below the keys' prefix.
@@ -28,7 +27,7 @@ func New(c *consul.Client, keys *Keys) *Store {
 	d := newDB(c, keys)
 	return &Store{
 		db: d, Views: &Views{d}, Watches: &Watches{d}, Agents: &Agents{d},
-		Operator: &Operator{d}, Deployments: &Deployments{d}, Leftovers: &Leftovers{d},
+		Operator: &Operator{d}, Deployments: &Deployments{d},
 	}
 }
 

@@ -1,6 +1,5 @@
 // Package janitor keeps what grows for ever from doing so: audit records, manifests that nobody uses any more, and drops of
-// controllers that are gone. One farm at a time does it; two that both do for a moment do no harm, because nothing is
-// removed that has changed since it was looked at.
+// controllers that are gone. The leader does it (ADR 27), and removes nothing that has changed since it was looked at.
 package janitor
 
 import (
@@ -25,7 +24,7 @@ const (
 	DefaultMost          = 2_000
 )
 
-// Records is the janitor's side of the store; *store.Leftovers has it.
+// Records is the janitor's side of the store; *store.Leader has it.
 type Records interface {
 	AuditIDs(ctx context.Context) ([]string, error)
 	DeleteAudit(ctx context.Context, ids []string) (int, error)
@@ -37,9 +36,7 @@ type Records interface {
 // Config is what a janitor needs. Zero values mean the defaults above.
 type Config struct {
 	Records Records
-	// Chosen reports whether this farm is the one that cleans up now.
-	Chosen func() bool
-	Log    obs.Logger
+	Log     obs.Logger
 
 	Every         time.Duration // between two rounds, plus jitter
 	AuditKeep     int           // audit records kept, the newest
@@ -62,16 +59,11 @@ func New(cfg Config) *Janitor {
 	return &Janitor{cfg: cfg, unused: map[store.ManifestRef]time.Time{}}
 }
 
-// Run cleans up now and then while this farm is the chosen one, until ctx ends. Failures are logged, and tried again with
-// the next round.
+// Run cleans up now and then until ctx, which is the leadership, ends. Failures are logged, and tried again with the next round.
 func (j *Janitor) Run(ctx context.Context) error {
 	for {
 		if err := wait.Pause(ctx, j.cfg.Every+rand.N(j.cfg.Every/10+1)); err != nil {
 			return err
-		}
-		if !j.cfg.Chosen() {
-			clear(j.unused)
-			continue
 		}
 		if err := j.Round(ctx, time.Now()); err != nil && ctx.Err() == nil {
 			j.cfg.Log.WithError(err).Warn("cleaning up failed")

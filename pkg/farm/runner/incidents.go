@@ -17,11 +17,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// What is wrong with a rollout stands at rollouts/<service>/trouble. Runners write it with the step that makes the incident; the farm with
-// the lowest id tells it, finds what no runner can say, and notes there what was told, so that the next one neither repeats nor
-// forgets it.
+// What is wrong with a rollout stands at rollouts/<service>/trouble. Runners write it with the step that makes the incident; the leader tells
+// it, finds what no runner can say, and notes there what was told, so that the next one neither repeats nor forgets it.
 
-// telling is what the farm with the lowest id knows of one service's incident.
+// telling is what the leader knows of one service's incident.
 type telling struct {
 	notified map[string]bool        // not stored yet, by alert.Tell.ID
 	open     *store.RolloutIncident // that was told, and is not over
@@ -41,11 +40,12 @@ func newIncident(before *store.RolloutIncident, service, id, reason string, ende
 
 const tellEvery = time.Second
 
-// incidents tells what is wrong with rollouts, while this farm has the lowest id. Only its own loop uses it.
+// incidents tells what is wrong with rollouts, for one leadership. Only its own loop uses it.
 type incidents struct {
 	cfg      *Config
 	log      obs.Logger
 	teller   alert.Teller
+	as       Duties
 	wake     wait.Signal // incidents may have changed
 	known    func() known
 	tellings map[string]*telling // by service
@@ -60,23 +60,17 @@ type known struct {
 
 // run tells until ctx ends.
 func (t *incidents) run(ctx context.Context) error {
-	for {
-		if t.lowest() {
-			t.tellAll(ctx)
-		} else {
-			for service := range t.tellings {
-				t.forget(service)
-			}
+	defer func() {
+		for service := range t.tellings {
+			t.forget(service)
 		}
+	}()
+	for {
+		t.tellAll(ctx)
 		if _, err := wait.PauseUnless(ctx, t.wake, tellEvery); err != nil {
 			return err
 		}
 	}
-}
-
-func (t *incidents) lowest() bool {
-	members := t.cfg.Members()
-	return len(members) > 0 && !slices.ContainsFunc(members, func(m store.Member) bool { return m.ID < t.cfg.ID })
 }
 
 // sweepBells removes the bells of rollouts that there are none of any more.
@@ -85,7 +79,7 @@ func (t *incidents) sweepBells(ctx context.Context, is known) {
 		if is.records[service] != nil || is.Corrupt[service] != nil {
 			continue
 		}
-		if err := t.cfg.Store.SweepRolloutBell(ctx, service, index); err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrRefused) {
+		if err := t.as.SweepRolloutBell(ctx, service, index); err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrRefused) {
 			t.log.WithError(err).WithField(obs.Service, service).Warn("cannot remove the bell of a rollout that has ended")
 		}
 	}
@@ -177,7 +171,7 @@ func (t *incidents) tellOne(ctx context.Context, service string, stored store.Re
 		write = &next
 	}
 	if stored.Index == 0 || write == nil || !reflect.DeepEqual(*write, stored.Value) {
-		if err := t.cfg.Store.WriteRolloutIncident(ctx, service, stored.Index, write); err != nil {
+		if err := t.as.WriteRolloutIncident(ctx, service, stored.Index, write); err != nil {
 			return err
 		}
 	}

@@ -75,6 +75,10 @@ type Session interface {
 	Locks
 	Reads
 	CommitRollout(ctx context.Context, s *store.RolloutStep) (index uint64, err error)
+}
+
+// Duties are the writes of the leader (ADR 27), each in a transaction that bears the leader's fence.
+type Duties interface {
 	SweepRolloutBell(ctx context.Context, service string, index uint64) error
 	WriteRolloutIncident(ctx context.Context, service string, index uint64, incident *store.RolloutIncident) error
 }
@@ -102,7 +106,7 @@ type Runner struct {
 	log   obs.Logger
 	queue workqueue.TypedRateLimitingInterface[string]
 	grace looks.Grace // of those without a runner
-	tells *incidents
+	wake  wait.Signal // incidents may have changed
 
 	mu      sync.Mutex
 	known                       // but for lonely replaced as a whole
@@ -129,20 +133,11 @@ const (
 // New returns a runner. It does nothing before Start and serves one session.
 func New(cfg Config) *Runner {
 	cfg.setDefaults()
-	r := &Runner{
+	return &Runner{
 		cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID),
 		queue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax)),
-		carried: map[string]*carried{}, known: known{lonely: map[string]time.Time{}},
+		carried: map[string]*carried{}, known: known{lonely: map[string]time.Time{}}, wake: wait.NewSignal(),
 	}
-	r.tells = &incidents{
-		cfg: &r.cfg, log: r.log, teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, wake: wait.NewSignal(), tellings: map[string]*telling{},
-		known: func() known {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			return known{r.RolloutsSeen, r.records, maps.Clone(r.lonely)}
-		},
-	}
-	return r
 }
 
 // Start runs until ctx ends, and returns the context's cause, or what WentBack returned. When it returns nothing of it runs any more.
@@ -156,13 +151,26 @@ func (r *Runner) Start(ctx context.Context) error {
 		return context.Cause(ctx)
 	})
 	group.Go(func() error { return r.watch(ctx) })
-	group.Go(func() error { return r.tells.run(ctx) })
 	for range r.cfg.Workers {
 		group.Go(func() error { looks.Work(r.queue, func(service string) { r.handle(ctx, service) }); return nil })
 	}
 	err := group.Wait()
 	r.stopGates()
 	return err
+}
+
+// Lead tells what is wrong with all rollouts, whoever carries them out, until the farm's leadership, which is ctx, ends. Start must run beside
+// it. It returns why ctx ended.
+func (r *Runner) Lead(ctx context.Context, as Duties) error {
+	t := &incidents{cfg: &r.cfg, log: r.log, teller: alert.Teller{Farm: r.cfg.ID, To: r.cfg.Alerter}, as: as, wake: r.wake, known: r.snapshot, tellings: map[string]*telling{}}
+	return t.run(ctx)
+}
+
+// snapshot returns what is known of all rollouts now.
+func (r *Runner) snapshot() known {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return known{r.RolloutsSeen, r.records, maps.Clone(r.lonely)}
 }
 
 func (r *Runner) watch(ctx context.Context) error {
@@ -205,7 +213,7 @@ func (r *Runner) accept(s store.RolloutsSeen) {
 		}
 	}
 	r.mu.Unlock()
-	r.tells.wake.Raise()
+	r.wake.Raise()
 }
 
 // Ring asks for a look at a rollout whose bell has rung, at an index.
@@ -228,7 +236,7 @@ func (r *Runner) MembersChanged() {
 		r.queue.AddAfter(service, r.cfg.StableAfter)
 	}
 	r.mu.Unlock()
-	r.tells.wake.Raise()
+	r.wake.Raise()
 }
 
 // matched notes whether some living farm works on all controllers of a rollout.

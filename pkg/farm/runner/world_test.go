@@ -16,9 +16,12 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/election"
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/runner"
 	"github.com/rcfarm/rcfarm/pkg/internal/webhook"
@@ -344,7 +347,13 @@ func (w *world) runs(f *farm, addr string, members func() []store.Member) {
 				StableAfter: 500 * time.Millisecond,
 			})
 			f.runner.Store(r)
-			return r.Start(ctx)
+			group, ctx := errgroup.WithContext(ctx)
+			group.Go(func() error { return r.Start(ctx) })
+			candidate := election.Candidate{Client: client, Session: s, Prefix: w.Keys().Prefix(), Lease: store.FarmLease, ID: f.id}
+			group.Go(func() error {
+				return election.Run(ctx, candidate, func(ctx context.Context) error { return r.Lead(ctx, w.Leader(f.id, election.Commit)) })
+			})
+			return group.Wait()
 		})
 	})
 }

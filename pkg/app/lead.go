@@ -1,0 +1,60 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/election"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/store"
+	"github.com/rcfarm/rcfarm/pkg/wait"
+)
+
+// candidate is what a farm says of itself to the others under one session.
+func (f *Farm) candidate(s *consul.Session) election.Candidate {
+	return election.Candidate{
+		Client: f.client, Session: s, Prefix: f.cfg.Prefix, Lease: store.FarmLease, ID: f.cfg.ID,
+		BinaryVersion: Version, EmulationVersion: f.cfg.EmulationVersion, Uncoordinated: f.cfg.Uncoordinated, OnEvent: f.electionEvents,
+	}
+}
+
+// takePart has the farm take part in the election of a leader for as long as its session lasts, and runs the duties whenever it leads
+// (ADR 27). A farm that cannot take part, as where its token may not, works on its controllers all the same. It returns why ctx ended, or
+// what wentBack returned when the store went back in time.
+func (f *Farm) takePart(ctx context.Context, s *consul.Session, wentBack func(context.Context) error, duties ...func(context.Context) error) error {
+	pace := wait.NewPace(time.Second, time.Minute)
+	for {
+		err := election.Run(ctx, f.candidate(s), func(leaderCtx context.Context) error { return together(leaderCtx, duties...) })
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, consul.ErrWentBack):
+			return wentBack(ctx)
+		}
+		f.log.WithError(err).Warn("cannot take part in the election of the leader; trying again")
+		if err := wait.Pause(ctx, pace.NextBackOff()); err != nil {
+			return err
+		}
+	}
+}
+
+// electionEvents logs what happens in the election.
+func (f *Farm) electionEvents(e election.Event) {
+	switch e.Kind {
+	case election.Elected:
+		f.log.Info("this farm leads")
+	case election.Ended:
+		f.log.WithField(obs.Reason, e.Err.Error()).Info("this farm leads no more")
+	case election.Leader:
+		f.log.WithField(obs.FarmID, e.Leader).Debug("another farm leads, or none")
+	case election.Conditions:
+		for _, c := range e.Conditions {
+			f.log.WithFields(obs.Fields{obs.Condition: string(c.Type), obs.Reason: c.Message}).Warn("the election of the leader is in trouble")
+		}
+	case election.Failed:
+		f.log.WithError(e.Err).Warn("a step of the election failed; trying again")
+	case election.Opened:
+	}
+}
