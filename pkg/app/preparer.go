@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
+	"github.com/rcfarm/rcfarm/pkg/preparer/machine"
 	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
@@ -36,8 +37,8 @@ type PreparerConfig struct {
 	Address string   // given to pods as NODE_ADDRESS
 	Labels  []string // key=value
 	Slots   int
-	CPU     int64 // thousandths of a core; zero: not limited
-	Memory  int64 // bytes; zero: not limited
+	CPU     int64 // thousandths of a core; zero: not limited; Detect: what the machine has
+	Memory  int64 // bytes; as CPU
 	// What is left of the machine to others than pods; zero: not bounded.
 	ReserveCPU    int64 // thousandths of a core
 	ReserveMemory int64 // bytes
@@ -83,11 +84,13 @@ func (c *PreparerConfig) record() (node.Node, error) {
 		}
 	}
 	c.users(&errs)
-	c.caps(&errs)
+	if c.Isolation == IsolationOff && c.ReserveCPU+c.ReserveMemory > 0 {
+		errs.Add("isolation", c.Isolation, "auto or on, with --reserve-cpu or --reserve-memory: pods are bounded by their cgroups")
+	}
 
 	checkArtifacts(&errs, &c.Artifacts)
 	c.api().Check(&errs)
-	capacity, err := node.ParseCapacity(c.Slots, c.CPU, c.Memory)
+	capacity, err := node.ParseCapacity(c.Slots, givenOr0(c.CPU), givenOr0(c.Memory))
 	if inner, ok := err.(field.Errors); ok { //nolint:errorlint // ParseCapacity returns nothing else
 		errs = append(errs, inner...)
 	}
@@ -96,6 +99,14 @@ func (c *PreparerConfig) record() (node.Node, error) {
 		Name: c.Node, Labels: labels, Capacity: capacity, Address: c.Address, Version: Version,
 		PortRange: node.PortRange{Min: c.PortsMin, Max: c.PortsMax},
 	}, errs.Err()
+}
+
+// givenOr0 returns what a flag says of an amount, zero where it is to be detected.
+func givenOr0(amount int64) int64 {
+	if amount == Detect {
+		return 0
+	}
+	return amount
 }
 
 // maxPort is the highest TCP port.
@@ -161,16 +172,19 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		return nil, err
 	}
 	isolation, err := cfg.isolation(b.dir.Path(""), b.log)
-	cpu, memory := cfg.caps(new(field.Errors)) // they were checked
+	total := detect(isolation.Cgroup, b.log)
+	caps, capsErr := cfg.caps(total)
+	record.Capacity = cfg.offer(total)
 	if isolation.Cgroup != "" {
 		b.undo = append(b.undo, func() {
-			if cpu+memory == 0 || !b.started { // else a process may start again while no preparer runs, and must find the cap
+			if caps == (machine.Total{}) || !b.started { // else a process may start again while no preparer runs, and must find the cap
 				isolate.Prune(isolation.Cgroup)
 			}
 		})
 	}
+	err = errors.Join(err, capsErr)
 	if err == nil && isolation.Cgroup != "" {
-		err = confine.Cap(isolation.Cgroup, cpu, memory)
+		err = confine.Cap(isolation.Cgroup, caps.CPU, caps.Memory)
 	}
 	if err != nil {
 		return nil, err
@@ -193,7 +207,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		doors = b.store
 	}
 	p.agent, err = preparer.New(preparer.Config{
-		Doors: doors, Strict: cfg.Isolation == IsolationOn,
+		Doors: doors, Strict: cfg.Isolation == IsolationOn, InUse: cfg.inUse,
 		Host: install.Host{Dir: b.dir.Path(""), HooksDir: cfg.HooksDir, Isolation: isolation, Artifacts: artifacts, Trust: policy},
 		Node: record, Store: b.store, Cache: artifacts, Runtime: pods,
 		Services: b.client.Services, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),

@@ -175,6 +175,7 @@ func (l *locals) book(ctx context.Context, next *local.Service) (*local.Service,
 // view is the node with all pods of controllers that run there.
 func (l *locals) view() *node.View {
 	view := node.NewView(l.cfg.Node, node.Ops{}, true)
+	view.PortsInUse = l.inUse.inUseNow()
 	l.pods.do(func() {
 		for _, e := range l.pods.all {
 			if o, runs := e.described(""); runs {

@@ -75,9 +75,11 @@ type Config struct {
 	Services register.Services
 	State    State       // nil: NewDisk in Dir/pods
 	Doors    claim.Doors // nil: nobody asks what pods may do at Consul
-	Strict   bool        // no new intents while they may do anything, or nobody knows
-	Log      obs.Logger
-	Metrics  *Metrics // nil: nobody sees them
+	// InUse returns the ports, sorted, that something on the machine holds besides those of pods; nil: nobody asks.
+	InUse   func(pods map[int]bool) ([]int, error)
+	Strict  bool // no new intents while they may do anything, or nobody knows
+	Log     obs.Logger
+	Metrics *Metrics // nil: nobody sees them
 
 	BusyPoll    time.Duration // between two looks at the local agent while a pod is in transition
 	IdlePoll    time.Duration // between two looks when none is
@@ -91,6 +93,7 @@ type Config struct {
 	ConfirmLoss time.Duration
 	AskDoors    time.Duration // between two looks at what pods may do at Consul
 	AskAgain    time.Duration // between two while nobody knows, or nothing is taken because of it
+	LookAtPorts time.Duration // between two looks at which ports are in use, in the least
 
 	KeepStopped    time.Duration // how long home, logs and versions of a stopped pod stay
 	KeepTombstones time.Duration // how long it is remembered that a pod was stopped which no intent names any more
@@ -136,6 +139,7 @@ func (c *Config) setDefaults() {
 	c.ConfirmLoss = cmp.Or(c.ConfirmLoss, 5*time.Second)
 	c.AskDoors = cmp.Or(c.AskDoors, 24*time.Hour)
 	c.AskAgain = cmp.Or(c.AskAgain, time.Minute)
+	c.LookAtPorts = cmp.Or(c.LookAtPorts, 15*time.Second)
 	if c.Metrics == nil {
 		c.Metrics = NewMetrics(prometheus.NewRegistry())
 	}
@@ -212,6 +216,8 @@ func New(cfg Config) (*Preparer, error) {
 	for id, e := range p.pods.all {
 		p.agent.Know(id, e.rec.Service, e.rec.Standby)
 	}
+	p.inUse = &portLook{inUse: cfg.InUse, pods: p.pods, trouble: p.trouble}
+	p.inUse.look()
 	if err == nil {
 		p.locals, err = openLocals(&p.kit, p.decide, reserve)
 	}
@@ -234,6 +240,7 @@ func (p *Preparer) Run(ctx context.Context) error {
 	parts.Go(func() { p.keepReserve(ctx) })
 	parts.Go(func() { (&collector{&p.kit}).pruneArtifacts(ctx) })
 	parts.Go(func() { p.exposure.Watch(ctx, p.reconsider) })
+	parts.Go(func() { p.inUse.watch(ctx, p.cfg.LookAtPorts) })
 	parts.Go(func() { p.locals.watch(ctx) })
 	for ctx.Err() == nil {
 		select {

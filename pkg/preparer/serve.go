@@ -86,6 +86,7 @@ func (p *Preparer) nodeRecord() (n node.Node, orphans []pod.Orphan, knows bool) 
 	n = p.cfg.Node
 	n.Epoch = ""
 	n.Anonymous, n.Shut = p.exposure.Said()
+	n.PortsInUse = p.inUse.inUseNow()
 	p.pods.do(func() {
 		n.WentBack = p.name.WentBackAt(p.pods.epoch)
 		if knows = p.contact.Informed(); knows {

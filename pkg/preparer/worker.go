@@ -36,6 +36,7 @@ type kit struct {
 	processes *supervise.Processes
 	agent     *register.Registrar
 	board     *report.Board
+	inUse     *portLook
 	ready     chan struct{} // closed when disk and runtime have both been read
 	prunable  wait.Signal   // other artifacts may be needed than before, or one could not be fetched
 }

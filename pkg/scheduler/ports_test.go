@@ -13,7 +13,8 @@ import (
 )
 
 // TestNoPortIsGivenTwice places pods with static and dynamic ports, upgrades and removes them, in any order, as a farm does:
-// each step changes the node's reservation by what it was given. At no moment do two pods have one port.
+// each step changes the node's reservation by what it was given. At no moment do two pods have one port, and none is given what the machine
+// has in use for something else.
 func TestNoPortIsGivenTwice(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -25,6 +26,7 @@ func TestNoPortIsGivenTwice(t *testing.T) {
 		if rapid.Bool().Draw(t, "orphan") {
 			v.Orphans = []pod.Orphan{{Identity: identity("orphan", 0), Ports: map[string]int{"http": rapid.IntRange(1, 12).Draw(t, "its port")}}}
 		}
+		v.PortsInUse = rapid.SliceOfNDistinct(rapid.IntRange(1, 12), 0, 3, rapid.ID).Draw(t, "in use on the machine")
 		res := node.Reservation{Claims: map[string]node.Claim{}}
 		ports := map[string]map[string]int{} // what each pod's version that was placed last has, by name
 		for range rapid.IntRange(0, 30).Draw(t, "steps") {
@@ -42,6 +44,11 @@ func TestNoPortIsGivenTwice(t *testing.T) {
 			dynamic := rapid.SliceOfDistinct(rapid.SampledFrom([]string{"d1", "d2", "d3"}), rapid.ID).Draw(t, "dynamic")
 			before := ports[key]
 			claim, given, reason := scheduler.ClaimOn(v, res, node.NewClaim(id, static, 0, 0), dynamic, before)
+			for _, port := range claim.Ports {
+				if reason == "" && slices.Contains(v.PortsInUse, port) && !slices.Contains(res.Claims[key].Ports, port) {
+					t.Fatalf("%s is given port %d, which something else on the machine holds", key, port)
+				}
+			}
 			if reason != "" {
 				checkRefused(t, v, res, id, static, dynamic, reason)
 				continue
@@ -107,6 +114,10 @@ func checkRefused(t *rapid.T, v *node.View, res node.Reservation, id pod.Identit
 		for _, port := range v.Orphans[i].Ports {
 			others[port], all[port] = true, true
 		}
+	}
+	for _, port := range v.PortsInUse {
+		all[port] = true
+		others[port] = !slices.Contains(res.Claims[id.String()].Ports, port)
 	}
 	for key, h := range res.Claims {
 		for _, port := range h.Ports {

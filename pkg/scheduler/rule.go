@@ -25,7 +25,7 @@ const (
 	Relabelled Reason = "relabelled"   // its labels are not those that were looked at
 	Avoided    Reason = "avoided"      // the pod that moves is or was there
 	Resources  Reason = "resources"    // slots, CPU or memory
-	Ports      Reason = "ports"        // a static port is taken, or too few dynamic ones are free
+	Ports      Reason = "ports"        // a static port is taken or in use on the machine, or too few dynamic ones are free
 	MaxPerNode Reason = "max_per_node" // the controller has enough pods there
 )
 
@@ -155,7 +155,7 @@ func Others(v *node.View, res node.Reservation, but pod.Identity) iter.Seq[node.
 	}
 }
 
-// takenBesides is Fits, and returns the ports that others have.
+// takenBesides is Fits, and returns the ports that others have: identities, and whatever else is on the machine (ADR 25).
 func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node.Claim) (map[int]bool, Reason) {
 	if res.Ineligible {
 		return nil, Drained
@@ -172,6 +172,16 @@ func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node
 			}
 			taken[port] = true
 		}
+	}
+	own := res.Claims[id.String()].Ports
+	for _, port := range v.PortsInUse {
+		if slices.Contains(own, port) {
+			continue // whatever the node takes it for
+		}
+		if taken == nil {
+			taken = map[int]bool{}
+		}
+		taken[port] = true
 	}
 	for _, port := range want.Ports {
 		if taken[port] {

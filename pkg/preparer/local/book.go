@@ -142,6 +142,11 @@ func portsMissing(v *node.View, res node.Reservation, want node.Claim, m *manife
 			}
 		}
 	}
+	for _, port := range want.Ports {
+		if slices.Contains(v.PortsInUse, port) {
+			return fmt.Sprintf("port %d is held by something else on the machine", port)
+		}
+	}
 	return fmt.Sprintf("its range of dynamic ports, %d to %d, has no %s left", v.PortRange.Min, v.PortRange.Max, field.Count(len(m.DynamicPorts()), "number"))
 }
 

@@ -15,19 +15,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
-func TestFindCgroup2(t *testing.T) {
-	const hybrid = `24 1 0:22 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
-25 24 0:23 / /sys/fs/cgroup/cpu rw shared:7 - cgroup cgroup rw,cpu
-33 24 0:31 / /sys/fs/cgroup/uni\040fied rw,nosuid shared:8 master:1 - cgroup2 cgroup2 rw,nsdelegate
-34 24 0:31 / /elsewhere rw - cgroup2 cgroup2 rw
-`
-	for table, want := range map[string]string{hybrid: "/sys/fs/cgroup/uni fied", "": "", "24 1 0:22 / /x rw - tmpfs cgroup2 rw\n": "", "x - cgroup2\n": ""} {
-		if got, err := findCgroup2(strings.NewReader(table)); got != want || err != nil {
-			t.Errorf("found %q, %v; want %q in\n%s", got, err, want, table)
-		}
-	}
-}
-
 func TestParseIDMap(t *testing.T) {
 	got, err := parseIDMap([]byte("         0       1000          1\n    100000     100000      65536\n"))
 	want := []idRange{{0, 0}, {100000, 165535}}

@@ -1,18 +1,16 @@
 package isolate
 
 import (
-	"bufio"
 	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/preparer/machine"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
@@ -134,35 +132,15 @@ func tryChild(parent string) ([]string, error) {
 }
 
 func cgroupMount() (string, error) {
-	f, err := os.Open("/proc/self/mountinfo")
+	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return "", fmt.Errorf("find cgroup v2: %w", err)
 	}
-	defer func() { _ = f.Close() }()
-	mount, err := findCgroup2(f)
-	if err == nil && mount == "" {
+	mount := machine.CgroupV2(string(table))
+	if mount == "" {
 		err = fmt.Errorf("cgroup v2 is not mounted")
 	}
 	return mount, err
-}
-
-// findCgroup2 returns the first mount of cgroup v2 in a table of mounts (proc_pid_mountinfo(5)), or nothing.
-func findCgroup2(table io.Reader) (string, error) {
-	lines := bufio.NewScanner(table)
-	for lines.Scan() {
-		mounted, source, found := strings.Cut(lines.Text(), " - ")
-		fields := strings.Fields(mounted)
-		if !found || len(fields) < 5 || !strings.HasPrefix(source, "cgroup2 ") {
-			continue
-		}
-		return unescape(fields[4]), nil
-	}
-	return "", lines.Err()
-}
-
-// unescape undoes the octal escapes of blanks and backslashes.
-func unescape(path string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(path)
 }
 
 // idRange is a range of user or group numbers that exist in this user namespace.

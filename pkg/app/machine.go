@@ -1,0 +1,76 @@
+package app
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/preparer/machine"
+)
+
+// Detect, as CPU or Memory, has a node offer what its machine has, without the reserve.
+const Detect = -1
+
+// detect finds out what pods can have of this machine in all. cgroup is the parent of their cgroups; empty: they get none.
+func detect(cgroup string, log obs.Logger) machine.Total {
+	if cgroup != "" {
+		cgroup = filepath.Dir(cgroup) // the parent itself is bounded by what comes of this
+	}
+	total, err := machine.Detect(os.DirFS("/"), cgroup)
+	if err != nil {
+		log.WithField(obs.Error, err).Warn("not all limits of this machine can be read; what pods are offered may be more than there is")
+	}
+	if total.CPU == 0 || total.Memory == 0 {
+		log.WithFields(obs.Fields{"cpu": total.CPU, "memory": total.Memory}).Warn("this machine does not say how much it has; what it does not say is not limited")
+	}
+	return total
+}
+
+// caps returns what all pods may take of this machine together, hooks and commands included: what is there without the reserves. Zero: not
+// bounded, because nothing is reserved.
+func (c *PreparerConfig) caps(total machine.Total) (caps machine.Total, err error) {
+	var errs field.Errors
+	caps.CPU = capOf(&errs, "reserve-cpu", "thousandths of a core", c.ReserveCPU, total.CPU)
+	caps.Memory = capOf(&errs, "reserve-memory", "bytes", c.ReserveMemory, total.Memory)
+	return caps, errs.Err()
+}
+
+// offer returns what the node offers to pods: what flags say, and otherwise what was detected, without the reserve.
+func (c *PreparerConfig) offer(total machine.Total) node.Capacity {
+	offered := node.Capacity{Slots: c.Slots, CPU: c.CPU, Memory: c.Memory}
+	if c.CPU == Detect {
+		offered.CPU = max(0, total.CPU-c.ReserveCPU)
+	}
+	if c.Memory == Detect {
+		offered.Memory = max(0, total.Memory-c.ReserveMemory)
+	}
+	return offered
+}
+
+func capOf(errs *field.Errors, flag, unit string, reserve, total int64) int64 {
+	switch {
+	case reserve == 0:
+		return 0
+	case reserve < 0 || reserve >= total:
+		errs.Add(flag, reserve, fmt.Sprintf("%s: zero (pods may take all), or less than the %d of this machine", unit, total))
+		return 0
+	default:
+		return total - reserve
+	}
+}
+
+// inUse returns the ports that something on this machine holds besides those of pods.
+func (c *PreparerConfig) inUse(pods map[int]bool) ([]int, error) {
+	files := os.DirFS("/")
+	sockets, err := machine.Sockets(files)
+	if err != nil {
+		return nil, err
+	}
+	address, _ := netip.ParseAddr(c.Address) // it was checked
+	view := machine.View{Address: address.Unmap(), Dynamic: node.PortRange{Min: c.PortsMin, Max: c.PortsMax}, Ephemeral: machine.Ephemeral(files)}
+	return view.InUse(sockets, pods), nil
+}

@@ -1,0 +1,48 @@
+package app
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/preparer/machine"
+)
+
+// What a node offers, and what its pods may take together, for what the machine has and what flags say.
+func TestOfferAndCaps(t *testing.T) {
+	t.Parallel()
+	has := machine.Total{CPU: 4000, Memory: 1 << 30}
+	for name, tt := range map[string]struct {
+		cfg   PreparerConfig
+		total machine.Total
+		offer node.Capacity
+		caps  machine.Total
+		wrong string // part of the mistake; empty: none
+	}{
+		"nothing said":               {PreparerConfig{CPU: Detect, Memory: Detect, Slots: 7}, has, node.Capacity{Slots: 7, CPU: 4000, Memory: 1 << 30}, machine.Total{}, ""},
+		"no limit":                   {PreparerConfig{}, has, node.Capacity{}, machine.Total{}, ""},
+		"flags win":                  {PreparerConfig{CPU: 9000, Memory: 1, ReserveCPU: 250}, has, node.Capacity{CPU: 9000, Memory: 1}, machine.Total{CPU: 3750}, ""},
+		"a reserve":                  {PreparerConfig{CPU: Detect, Memory: Detect, ReserveCPU: 250, ReserveMemory: 1 << 20}, has, node.Capacity{CPU: 3750, Memory: 1<<30 - 1<<20}, machine.Total{CPU: 3750, Memory: 1<<30 - 1<<20}, ""},
+		"nothing is known":           {PreparerConfig{CPU: Detect, Memory: Detect}, machine.Total{}, node.Capacity{}, machine.Total{}, ""},
+		"all is reserved":            {PreparerConfig{ReserveCPU: 4000}, has, node.Capacity{}, machine.Total{}, "reserve-cpu: 4000 is not valid; allowed: thousandths of a core: zero (pods may take all), or less than the 4000 of this machine"},
+		"less than nothing":          {PreparerConfig{ReserveCPU: -1}, has, node.Capacity{}, machine.Total{}, "reserve-cpu: -1"},
+		"more than there is":         {PreparerConfig{ReserveMemory: 1 << 60}, has, node.Capacity{}, machine.Total{}, "reserve-memory: "},
+		"reserved of what is hidden": {PreparerConfig{ReserveMemory: 1}, machine.Total{CPU: 1}, node.Capacity{}, machine.Total{}, "less than the 0 of this machine"},
+	} {
+		caps, err := tt.cfg.caps(tt.total)
+		if (err == nil) != (tt.wrong == "") || err != nil && !strings.Contains(err.Error(), tt.wrong) || err == nil && caps != tt.caps {
+			t.Errorf("%s: caps %+v, %v; want %+v, %q", name, caps, err, tt.caps, tt.wrong)
+		}
+		if got := tt.cfg.offer(tt.total); err == nil && got != tt.offer {
+			t.Errorf("%s: offers %+v, want %+v", name, got, tt.offer)
+		}
+	}
+}
+
+func TestAReserveNeedsCgroups(t *testing.T) {
+	t.Parallel()
+	_, err := (&PreparerConfig{ReserveMemory: 1, Isolation: IsolationOff}).record()
+	if err == nil || !strings.Contains(err.Error(), `isolation: "off" is not valid; allowed: auto or on, with --reserve-cpu`) {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,151 @@
+package machine
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+)
+
+// Socket is one that others cannot bind beside: a TCP socket that listens, or a bound UDP socket.
+type Socket struct {
+	UDP  bool
+	Addr netip.Addr
+	Port int
+}
+
+// Sockets returns those of the network namespace of this process.
+func Sockets(fsys fs.FS) ([]Socket, error) {
+	var all []Socket
+	for _, name := range []string{"tcp", "tcp6", "udp", "udp6"} {
+		r := reader{fsys: fsys}
+		text := r.text("/proc/self/net/" + name) // tcp6 is missing where there is no IPv6
+		if len(r.errs) > 0 {
+			return nil, fmt.Errorf("find the ports that are in use: %w", r.errs[0])
+		}
+		found, err := parseSockets(text, strings.HasPrefix(name, "udp"))
+		if err != nil {
+			return nil, fmt.Errorf("find the ports that are in use: %s: %w", name, err)
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+// States of sockets in these tables (proc_pid_net(5); TCP_LISTEN and TCP_CLOSE of the kernel's tcp_states.h). A bound UDP socket that is
+// connected has another one: it is a client's.
+const (
+	tcpListens = "0A"
+	udpBound   = "07"
+)
+
+// parseSockets reads one table: a header, then lines of number, local address, remote address, state and more.
+func parseSockets(table string, udp bool) (found []Socket, err error) {
+	state := tcpListens
+	if udp {
+		state = udpBound
+	}
+	first := true
+	for line := range strings.Lines(table) {
+		if first {
+			first = false
+			continue
+		}
+		fields := strings.Fields(line)
+		if len(fields) < 4 {
+			return nil, fmt.Errorf("cannot make sense of line %q", line)
+		}
+		if fields[3] != state {
+			continue
+		}
+		address, number, _ := strings.Cut(fields[1], ":")
+		addr, ok := parseAddr(address)
+		port, err := strconv.ParseUint(number, 16, 16)
+		if !ok || err != nil {
+			return nil, fmt.Errorf("cannot make sense of address %q", fields[1])
+		}
+		found = append(found, Socket{UDP: udp, Addr: addr, Port: int(port)})
+	}
+	return found, nil
+}
+
+// parseAddr reads an address as the kernel prints it: words of four bytes, each as the machine has it in memory.
+func parseAddr(text string) (netip.Addr, bool) {
+	data, err := hex.DecodeString(text)
+	if err != nil || len(data)%4 != 0 {
+		return netip.Addr{}, false
+	}
+	for word := range slices.Chunk(data, 4) {
+		binary.NativeEndian.PutUint32(word, binary.BigEndian.Uint32(word))
+	}
+	addr, ok := netip.AddrFromSlice(data)
+	return addr.Unmap(), ok
+}
+
+// Ephemeral returns the range from which the kernel gives numbers to those who ask for none (ip(7), ip_local_port_range).
+func Ephemeral(fsys fs.FS) node.PortRange {
+	const name = "/proc/sys/net/ipv4/ip_local_port_range"
+	r := reader{fsys: fsys}
+	bounds := strings.Fields(r.text(name))
+	if len(bounds) == 2 {
+		low, err := strconv.Atoi(bounds[0])
+		high, err2 := strconv.Atoi(bounds[1])
+		if err == nil && err2 == nil {
+			return node.PortRange{Min: low, Max: high}
+		}
+	}
+	return node.PortRange{Min: 32768, Max: 60999} // the kernel's default
+}
+
+// View is what decides which sockets are in the way of pods.
+type View struct {
+	Address   netip.Addr     // that pods listen on
+	Dynamic   node.PortRange // the range from which pods are given numbers
+	Ephemeral node.PortRange
+}
+
+// MaxInUse bounds how many numbers a node's record lists.
+const MaxInUse = 128
+
+// InUse returns the numbers, sorted, that others than the node's pods have. Within the range for dynamic ports any socket counts that a pod could meet
+// there; elsewhere, where static ports are, what a TCP listener of the pod would meet on the node's address, but no ephemeral number. Beyond MaxInUse those
+// of the range stay.
+func (v View) InUse(sockets []Socket, pods map[int]bool) []int {
+	var dynamic, static []int
+	for _, s := range sockets {
+		meets := s.Addr.IsUnspecified() || s.Addr == v.Address
+		switch {
+		case pods[s.Port]:
+		case has(v.Dynamic, s.Port) && (meets || s.Addr.IsLoopback() && !v.Address.IsLoopback()):
+			dynamic = append(dynamic, s.Port)
+		case !has(v.Dynamic, s.Port) && meets && !s.UDP && !has(v.Ephemeral, s.Port):
+			static = append(static, s.Port)
+		}
+	}
+	dynamic, static = distinct(dynamic), distinct(static)
+	all := append(dynamic, static...)
+	all = all[:min(len(all), MaxInUse)]
+	slices.Sort(all)
+	return all
+}
+
+func has(r node.PortRange, port int) bool { return r.Min <= port && port <= r.Max }
+
+func distinct(ports []int) []int {
+	slices.Sort(ports)
+	return slices.Compact(ports)
+}
+
+// Steady returns the numbers of two looks, one after the other, that were in use in both. What is gone is gone at once.
+func Steady(before, now []int) []int {
+	return slices.DeleteFunc(slices.Clone(now), func(port int) bool {
+		_, found := slices.BinarySearch(before, port)
+		return !found
+	})
+}
