@@ -52,14 +52,22 @@ func ClaimOn(v *node.View, res node.Reservation, want node.Claim, dynamic []stri
 	return want, ports, ""
 }
 
+// sizeOf returns how many numbers a range has.
+func sizeOf(r node.PortRange) int {
+	if r.Min < 1 {
+		return 0
+	}
+	return max(0, r.Max-r.Min+1)
+}
+
 func inRange(r node.PortRange, port int) bool { return port > 0 && port >= r.Min && port <= r.Max }
 
 // freePorts returns a function that gives one free port after the other, zero when there are no more. Each identity begins
 // somewhere else, so that a number that has just become free is not the first to be given away: connections to it may
 // linger.
 func freePorts(r node.PortRange, want node.Claim, taken map[int]bool) func() int {
-	size := r.Max - r.Min + 1
-	if r.Min < 1 || size < 1 {
+	size := sizeOf(r)
+	if size == 0 {
 		return func() int { return 0 }
 	}
 	h := fnv.New32a()

@@ -160,12 +160,10 @@ func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node
 	if res.Ineligible {
 		return nil, Drained
 	}
-	slots, cpu, memory := 1, want.CPU, want.Memory
+	with := Usage{Slots: 1, CPU: want.CPU, Memory: want.Memory}
 	var taken map[int]bool // nil as long as others have no port
 	for h := range Others(v, res, id) {
-		slots++
-		cpu += h.CPU
-		memory += h.Memory
+		with.Slots, with.CPU, with.Memory = with.Slots+1, with.CPU+h.CPU, with.Memory+h.Memory
 		for _, port := range h.Ports {
 			if taken == nil {
 				taken = map[int]bool{}
@@ -188,8 +186,7 @@ func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node
 			return nil, Ports
 		}
 	}
-	limit := v.Capacity
-	if slots > limit.Slots || limit.CPU > 0 && cpu > limit.CPU || limit.Memory > 0 && memory > limit.Memory {
+	if !with.within(v.Capacity) {
 		return nil, Resources
 	}
 	return taken, ""

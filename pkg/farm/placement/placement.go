@@ -79,13 +79,13 @@ type Request struct {
 	// Avoid names, for pods that move, the nodes where a copy is or was: an identity must not come back there.
 	Avoid map[pod.Identity][]string
 	Order []string // candidates in order of preference
-	// Strict: the order decides among nodes with equally many pods of the controller, however much is taken on them.
+	// Strict: the order decides among nodes with equally many pods of the controller, however full they are.
 	Strict bool
 	// Spread is the key of the label over whose values the pods are spread; empty: over none. PerGroup are the pods of this
 	// controller by value, before.
 	Spread   string
 	PerGroup map[string]int
-	// Reluctant are candidates that are taken only where they have far fewer pods than the others.
+	// Reluctant are candidates that are taken only where they are far less full than the others.
 	Reluctant    map[string]bool
 	Nodes        map[string]*node.View
 	Reservations map[string]node.Reservation // of the candidates; none: nothing is taken there
@@ -101,25 +101,14 @@ type Assignment struct {
 const reluctance = 3
 
 // Assign spreads the pods over the candidates: always to the group with the fewest pods of the controller that has room, and
-// there to a node with the fewest pods of the controller, then with the fewest pods at all unless the order is strict, then in order
-// of preference. Nodes
+// there to a node with the fewest pods of the controller, then to the one that is least full by what it has least of unless the order is strict, then in
+// order of preference. Nodes
 // without the label that groups are made by are taken when no other has room. It returns what it could place and, for what it
 // could not, why each candidate refused. It changes none of its inputs.
 func Assign(r Request) ([]Assignment, scheduler.Reasons) {
-	candidates, all := make([]*candidate, len(r.Order)), make([]candidate, len(r.Order))
-	for i, name := range r.Order {
-		res := r.Reservations[name].Clone()
-		candidates[i] = &all[i]
-		all[i] = candidate{
-			name: name, view: r.Nodes[name], res: res, mine: r.PerNode[name], rank: i, group: scheduler.GroupOf(r.Nodes[name], r.Spread), strict: r.Strict,
-		}
-		if r.Reluctant[name] {
-			candidates[i].handicap = reluctance
-		}
-	}
 	out := make([]Assignment, 0, len(r.Pods))
 	refused := scheduler.Reasons{}
-	queue := newQueue(candidates, r.PerGroup)
+	queue := newQueue(r.candidates(), r.PerGroup)
 	for _, id := range r.Pods {
 		c, avoided := r.pick(queue, id, refused)
 		for _, other := range avoided {
@@ -136,8 +125,7 @@ func Assign(r Request) ([]Assignment, scheduler.Reasons) {
 		if len(r.Dynamic) > 0 {
 			claim, _, _ = scheduler.ClaimOn(c.view, c.res, claim, r.Dynamic, nil) // pick has seen that it fits
 		}
-		c.res.Claims[id.String()] = claim
-		c.mine++
+		c.add(&r, claim)
 		out = append(out, Assignment{Pod: id, Node: c.name})
 		queue.placed(c)
 	}
@@ -145,6 +133,24 @@ func Assign(r Request) ([]Assignment, scheduler.Reasons) {
 		return out, nil
 	}
 	return out, refused
+}
+
+// candidates returns the nodes in their order, as they are before anything is assigned.
+func (r *Request) candidates() []*candidate {
+	each, all := make([]*candidate, len(r.Order)), make([]candidate, len(r.Order))
+	for i, name := range r.Order {
+		view := r.Nodes[name]
+		all[i] = candidate{
+			name: name, view: view, res: r.Reservations[name].Clone(), used: scheduler.UsageOf(view, r.Reservations[name]), mine: r.PerNode[name], rank: i,
+			group: scheduler.GroupOf(view, r.Spread), strict: r.Strict,
+		}
+		if r.Reluctant[name] {
+			all[i].handicap = reluctance
+		}
+		all[i].weigh(r)
+		each[i] = &all[i]
+	}
+	return each
 }
 
 // pick takes the best candidate for a pod off the queue. Candidates that will not fit later either (all pods want the

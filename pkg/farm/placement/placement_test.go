@@ -293,3 +293,37 @@ func TestAssignCountsDynamicPorts(t *testing.T) {
 		t.Errorf("assigned %v, refused %v; want two on n1, and ports short on both nodes", assigned, refused)
 	}
 }
+
+// Of nodes with as many pods of the controller, the one comes first that is least full by what it has least of: slots, CPU, memory, dynamic ports.
+func TestAssignRanksByWhatIsScarce(t *testing.T) {
+	t.Parallel()
+	v := func(name string, c node.Capacity) *node.View {
+		return &node.View{Node: node.Node{Name: name, Capacity: c, PortRange: node.PortRange{Min: 1, Max: 10}}, Alive: true}
+	}
+	all := node.Capacity{Slots: 100, CPU: 4000, Memory: 4000}
+	for name, tt := range map[string]struct {
+		first, second node.Claim // taken by one pod of others on each of two nodes; the second comes first in the order
+		want          node.Claim
+		dynamic       []string
+		limit         node.Capacity // of the second
+	}{
+		"CPU":                {node.Claim{CPU: 100}, node.Claim{CPU: 200}, node.Claim{CPU: 100}, nil, all},
+		"memory":             {node.Claim{CPU: 300, Memory: 100}, node.Claim{CPU: 100, Memory: 400}, node.Claim{Memory: 100}, nil, all},
+		"dynamic ports":      {node.Claim{CPU: 300}, node.Claim{Ports: []int{1, 2, 3}}, node.Claim{}, []string{"http"}, all},
+		"a smaller node":     {node.Claim{CPU: 300}, node.Claim{CPU: 300}, node.Claim{CPU: 100}, nil, node.Capacity{Slots: 100, CPU: 1000, Memory: 4000}},
+		"fewer slots":        {node.Claim{}, node.Claim{}, node.Claim{}, nil, node.Capacity{Slots: 10, CPU: 4000, Memory: 4000}},
+		"what would fill it": {node.Claim{CPU: 500}, node.Claim{CPU: 400}, node.Claim{Memory: 500}, nil, node.Capacity{Slots: 100, CPU: 4000, Memory: 1000}},
+	} {
+		taken := func(h node.Claim) node.Reservation {
+			return node.Reservation{Claims: map[string]node.Claim{identity("other", 0).String(): h}}
+		}
+		got, _ := placement.Assign(placement.Request{
+			Pods: []pod.Identity{identity("rc", 0)}, Want: tt.want, Dynamic: tt.dynamic, Order: []string{"second", "first"},
+			Nodes:        map[string]*node.View{"first": v("first", all), "second": v("second", tt.limit)},
+			Reservations: map[string]node.Reservation{"first": taken(tt.first), "second": taken(tt.second)},
+		})
+		if len(got) != 1 || got[0].Node != "first" {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"container/heap"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
 // candidate is a node while pods are being assigned.
@@ -12,8 +13,10 @@ type candidate struct {
 	name string
 	view *node.View
 	res  node.Reservation // with what was assigned so far
+	used scheduler.Usage  // the same, added up
 	mine int              // pods of the controller
 	rank int              // place in the order of preference
+	load int              // see scheduler.Usage.Load: how full it would be with one more pod
 	// handicap counts like pods that are there already.
 	handicap int
 	group    string // value of the label that the pods are spread over; empty: it has none
@@ -22,15 +25,22 @@ type candidate struct {
 
 // compare orders candidates of one group, the best first.
 func (c *candidate) compare(other *candidate) int {
-	return cmp.Or(cmp.Compare(c.mine, other.mine), cmp.Compare(c.load(), other.load()), cmp.Compare(c.rank, other.rank))
+	return cmp.Or(cmp.Compare(c.mine, other.mine), cmp.Compare(c.load, other.load), cmp.Compare(c.rank, other.rank))
 }
 
-// load is what counts besides the pods of the controller itself.
-func (c *candidate) load() int {
-	if c.strict {
-		return 0
+// weigh finds out how full the candidate is, which counts besides the pods of the controller itself.
+func (c *candidate) weigh(r *Request) {
+	if !c.strict {
+		c.load = c.used.Load(c.view, r.Want, len(r.Dynamic), 1+c.handicap)
 	}
-	return len(c.res.Claims) + c.handicap
+}
+
+// add gives the candidate a pod.
+func (c *candidate) add(r *Request, claim node.Claim) {
+	c.res.Claims[claim.Pod.String()] = claim
+	c.used.Add(claim)
+	c.mine++
+	c.weigh(r)
 }
 
 // queue hands out the best candidate first: the best of the group with the fewest pods. Without a label to spread over, all

@@ -1,0 +1,102 @@
+package scheduler
+
+import (
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Usage is what is taken on a node in all: by its reservation, and by what runs there without a claim.
+type Usage struct {
+	Slots  int   `json:"slots"`
+	CPU    int64 `json:"cpu"`    // thousandths of a core
+	Memory int64 `json:"memory"` // bytes
+	Ports  []int `json:"ports,omitempty"`
+}
+
+// UsageOf adds up what is taken on a node. Ports that the machine has in use for something else are not among them: the node's record has those.
+func UsageOf(v *node.View, res node.Reservation) Usage {
+	var u Usage
+	for h := range Others(v, res, pod.Identity{}) {
+		u.Add(h)
+	}
+	slices.Sort(u.Ports)
+	u.Ports = slices.Compact(u.Ports)
+	return u
+}
+
+// Add adds a claim of a pod that has none yet. The ports are not sorted afterwards.
+func (u *Usage) Add(h node.Claim) {
+	u.Slots++
+	u.CPU += h.CPU
+	u.Memory += h.Memory
+	u.Ports = append(u.Ports, h.Ports...)
+}
+
+// within reports whether a node offers as much.
+func (u *Usage) within(limit node.Capacity) bool {
+	return u.Slots <= limit.Slots && (limit.CPU == 0 || u.CPU <= limit.CPU) && (limit.Memory == 0 || u.Memory <= limit.Memory)
+}
+
+// DynamicTaken returns how many numbers of the node's range no pod can be given.
+func (u *Usage) DynamicTaken(v *node.View) int {
+	n := 0
+	for _, port := range u.Ports {
+		if inRange(v.PortRange, port) {
+			n++
+		}
+	}
+	for _, port := range v.PortsInUse {
+		if inRange(v.PortRange, port) && !slices.Contains(u.Ports, port) {
+			n++
+		}
+	}
+	return n
+}
+
+// Whole is the load of a node that is full.
+const Whole = 1000
+
+// Load returns how full a node would be with some more pods of a kind: the thousandths of what it has most of taken, of slots, CPU, memory and, where the pods want some, dynamic ports. What a node does not limit does
+// not count.
+func (u *Usage) Load(v *node.View, want node.Claim, dynamic, pods int) int {
+	load := int64(0)
+	count := func(taken, each, limit int64) {
+		if limit > 0 {
+			load = max(load, (taken+int64(pods)*each)*Whole/limit)
+		}
+	}
+	count(int64(u.Slots), 1, int64(v.Capacity.Slots))
+	count(u.CPU, want.CPU, v.Capacity.CPU)
+	count(u.Memory, want.Memory, v.Capacity.Memory)
+	if dynamic > 0 {
+		count(int64(u.DynamicTaken(v)), int64(dynamic), int64(sizeOf(v.PortRange)))
+	}
+	return int(load)
+}
+
+// Refuses returns why a node on which this is taken has no room for a new pod, or "" when it has, as Rule does for the reservation itself. It takes no labels, drains and
+// pods of the controller into account.
+func (u *Usage) Refuses(v *node.View, want node.Claim, dynamic int) Reason {
+	for _, port := range want.Ports {
+		if _, taken := slices.BinarySearch(u.Ports, port); taken || slices.Contains(v.PortsInUse, port) {
+			return Ports
+		}
+	}
+	with := *u
+	with.Slots, with.CPU, with.Memory = with.Slots+1, with.CPU+want.CPU, with.Memory+want.Memory
+	if !with.within(v.Capacity) {
+		return Resources
+	}
+	static := 0
+	for _, port := range want.Ports {
+		if inRange(v.PortRange, port) {
+			static++
+		}
+	}
+	if dynamic > 0 && sizeOf(v.PortRange)-u.DynamicTaken(v)-static < dynamic {
+		return Ports
+	}
+	return ""
+}
