@@ -15,7 +15,7 @@ import (
 type portLook struct {
 	inUse   func(pods map[int]bool) ([]int, error) // nil: nobody looks
 	pods    *pods
-	trouble *loop.Trouble
+	limiter *loop.LogLimiter
 
 	mu     sync.Mutex
 	looked bool
@@ -30,7 +30,7 @@ func (l *portLook) look() (changed bool) {
 		return false
 	}
 	found, err := l.inUse(l.pods.ports())
-	if l.trouble.Saw(key, "the ports that are in use on this machine cannot be read; the node's record says what was found before", err) {
+	if l.limiter.Saw(key, "the ports that are in use on this machine cannot be read; the node's record says what was found before", err) {
 		return false
 	}
 	l.mu.Lock()

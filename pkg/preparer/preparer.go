@@ -216,7 +216,7 @@ func New(cfg Config) (*Preparer, error) {
 	for id, e := range p.pods.all {
 		p.agent.Know(id, e.rec.Service, e.rec.Standby)
 	}
-	p.inUse = &portLook{inUse: cfg.InUse, pods: p.pods, trouble: p.trouble}
+	p.inUse = &portLook{inUse: cfg.InUse, pods: p.pods, limiter: p.limiter}
 	p.inUse.look()
 	if err == nil {
 		p.locals, err = openLocals(&p.kit, p.decide, reserve)
