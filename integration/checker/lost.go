@@ -113,7 +113,7 @@ func (a *away) see(s *state, at int64) {
 		}
 		a.dead[n.Name] = at
 		begin(a.free, n.Name, at)
-		if !s.gone(n.Name) {
+		if !s.machineLost(n.Name) {
 			delete(a.lost, n.Name)
 			continue
 		}

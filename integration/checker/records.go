@@ -370,10 +370,12 @@ func (s *state) alive(name string) bool {
 
 // lost reports whether a machine is lost on which a controller has a copy, marked as on a lost machine or not: a mark holds until a
 // preparer is back, as Consul may know the machine again long before (docs/adr/0005-leaving.md).
-func (s *state) lost(name string, marked bool) bool { return s.gone(name) || marked && !s.alive(name) }
+func (s *state) lost(name string, marked bool) bool {
+	return s.machineLost(name) || marked && !s.alive(name)
+}
 
-// gone reports whether the machine is lost: nobody holds its record, and its Consul agent has failed or left.
-func (s *state) gone(name string) bool {
+// machineLost reports whether the machine is lost: nobody holds its record, and its Consul agent has failed or left.
+func (s *state) machineLost(name string) bool {
 	n, k := s.node(name)
 	if n == nil || k.Session != "" {
 		return false

@@ -96,11 +96,11 @@ func sourceOf(cfg Config) *tokenSource {
 	own := api.DefaultConfig()
 	switch {
 	case cfg.TokenFile != "":
-		return &tokenSource{file: cfg.TokenFile, told: cfg.OnTokenFile}
+		return &tokenSource{file: cfg.TokenFile, onFileError: cfg.OnTokenFile}
 	case cfg.Token != "":
 		return &tokenSource{token: cfg.Token}
 	case own.TokenFile != "":
-		return &tokenSource{file: own.TokenFile, told: cfg.OnTokenFile}
+		return &tokenSource{file: own.TokenFile, onFileError: cfg.OnTokenFile}
 	default:
 		return &tokenSource{token: own.Token}
 	}

@@ -51,8 +51,8 @@ const aclHeader = "X-Consul-Token"
 
 // tokenSource knows the token to use now. It is a file, or a fixed word.
 type tokenSource struct {
-	file string // empty: the token is fixed
-	told func(error)
+	file        string // empty: the token is fixed
+	onFileError func(error)
 
 	mu    sync.Mutex
 	token string
@@ -102,8 +102,8 @@ func (s *tokenSource) read(err error) {
 		return
 	}
 	again := s.err != nil && s.err.Error() == err.Error()
-	if s.err = err; s.token != "" && !again && s.told != nil {
-		s.told(fmt.Errorf("%w; the token that it held before is used on", err))
+	if s.err = err; s.token != "" && !again && s.onFileError != nil {
+		s.onFileError(fmt.Errorf("%w; the token that it held before is used on", err))
 	}
 }
 

@@ -39,7 +39,7 @@ type participant struct {
 	tenure  *tenure // while leading, and until the duty has returned
 	taking  bool    // an acquisition may have landed
 	patience
-	told struct { // last
+	notified struct { // last
 		leader     string
 		conditions []ballot.Condition
 	}
@@ -290,7 +290,7 @@ func (p *participant) acquire(ctx context.Context) error {
 	p.unwatchRecords()
 	p.tenure = begin(ctx, p.Candidate, holder, fence, p.duty)
 	p.OnEvent(Event{Kind: Elected, Leader: p.ID})
-	p.told.leader = p.ID
+	p.notified.leader = p.ID
 	return nil
 }
 
@@ -364,16 +364,16 @@ func (p *participant) tellLeader() {
 	if p.lease.Held() {
 		leader = p.lease.Holder.ID
 	}
-	if leader != p.told.leader {
-		p.told.leader = leader
+	if leader != p.notified.leader {
+		p.notified.leader = leader
 		p.OnEvent(Event{Kind: Leader, Leader: leader})
 	}
 }
 
 // tellConditions tells which conditions hold, where they are others than before.
 func (p *participant) tellConditions() {
-	if now := p.verdict.Conditions; !slices.Equal(now, p.told.conditions) {
-		p.told.conditions = now
-		p.OnEvent(Event{Kind: Conditions, Leader: p.told.leader, Conditions: now})
+	if now := p.verdict.Conditions; !slices.Equal(now, p.notified.conditions) {
+		p.notified.conditions = now
+		p.OnEvent(Event{Kind: Conditions, Leader: p.notified.leader, Conditions: now})
 	}
 }

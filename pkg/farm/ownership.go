@@ -86,7 +86,7 @@ func (f *Farm) isFree(ctx context.Context, id string, grace bool) (free bool, ag
 }
 
 // claim takes the lock. Where there is no controller, and nobody asks for what only an owner may do, such as stopping what
-// runs without one, it leaves no lock behind and returns errGone.
+// runs without one, it leaves no lock behind and returns errRecordGone.
 func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, time.Duration, error) {
 	got, err := f.cfg.Store.Claim(ctx, id)
 	if _, locked := store.LockedBy(err); locked {

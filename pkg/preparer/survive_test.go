@@ -253,7 +253,7 @@ func (f *faults) WatchIntents(ctx context.Context, name string, onError func(err
 }
 
 // A store that went back in time ends the session, and nothing else.
-func TestRegressedStore(t *testing.T) {
+func TestAStoreThatWentBack(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	faulty := &faults{Store: b.store}

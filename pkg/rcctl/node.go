@@ -66,7 +66,7 @@ func writeNode(ctx context.Context, s *conn, name string, compute func(node.Ops)
 		if c, err = compute(cur.ops.Value); err != nil {
 			return err
 		}
-		reservation := told(cur, c.ops)
+		reservation := reservationAfter(cur, c.ops)
 		if len(c.lines) == 0 && reservation == nil {
 			return nil
 		}
@@ -92,9 +92,9 @@ func changeNode(ctx context.Context, s *conn, c *nodeChange, index uint64, reser
 	return nil
 }
 
-// told returns what is to be written about the node's reservation with what operators say by now; nil: nothing. A label version that is missing,
+// reservationAfter returns what is to be written about the node's reservation with what operators say by now; nil: nothing. A label version that is missing,
 // which stands in nobody's way, is made when the labels change.
-func told(cur operated, ops node.Ops) *store.Rec[node.Reservation] {
+func reservationAfter(cur operated, ops node.Ops) *store.Rec[node.Reservation] {
 	next := cur.reservation
 	next.Value = next.Value.AsOperatorsSay(ops)
 	relabelled := !maps.Equal(cur.ops.Value.Labels, ops.Labels)

@@ -95,7 +95,7 @@ type Store struct {
 
 	mu      sync.Mutex
 	flights map[string]*flight   // by digest: work that is under way
-	touched map[string]time.Time // by digest: when its use was noted last
+	usedAt  map[string]time.Time // by digest: when its use was noted last
 	lacking int64                // bytes that the disk lacked since the last Prune
 }
 
@@ -133,7 +133,7 @@ func New(cfg Config) (*Store, error) {
 		}
 	}
 	return &Store{
-		cfg: cfg, client: newClient(cfg), flights: map[string]*flight{}, touched: map[string]time.Time{}, slots: make(chan struct{}, cfg.Fetches),
+		cfg: cfg, client: newClient(cfg), flights: map[string]*flight{}, usedAt: map[string]time.Time{}, slots: make(chan struct{}, cfg.Fetches),
 		failures: failures{least: cfg.FinalWait, most: cfg.MaxFinalWait, known: map[string]failure{}},
 	}, nil
 }
@@ -214,7 +214,7 @@ func (s *Store) leave(digest string, f *flight, err error, abandoned bool) {
 	var space *SpaceError
 	switch {
 	case err == nil:
-		s.touch(digest, time.Now())
+		s.markUsed(digest, time.Now())
 	case errors.As(err, &space):
 		s.lacking = max(s.lacking, space.missing())
 	case durable.Full(err):

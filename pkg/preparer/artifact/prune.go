@@ -47,7 +47,7 @@ func (s *Store) evict(live func() (map[string]bool, bool)) (doomed, removed []st
 		left += c.bytes
 		switch {
 		case inUse[c.digest]:
-			s.touch(c.digest, now)
+			s.markUsed(c.digest, now)
 		case known && s.flights[c.digest] == nil:
 			idle = append(idle, c)
 		}
@@ -59,7 +59,7 @@ func (s *Store) evict(live func() (map[string]bool, bool)) (doomed, removed []st
 			continue
 		}
 		err = errors.Join(err, ignoreMissing(os.Remove(s.listingPath(c.digest))))
-		delete(s.touched, c.digest)
+		delete(s.usedAt, c.digest)
 		doomed, removed, left = append(doomed, to), append(removed, c.digest), left-c.bytes
 	}
 	s.lacking = 0
@@ -106,13 +106,13 @@ func (s *Store) cached() ([]cached, error) {
 	return all, nil
 }
 
-// touchEvery is how exact the order of use is.
-const touchEvery = time.Minute
+// markEvery is how exact the order of use is.
+const markEvery = time.Minute
 
-// touch notes that an artifact is used. That this fails is no reason not to use it. The caller holds s.mu.
-func (s *Store) touch(digest string, now time.Time) {
-	if now.Sub(s.touched[digest]) >= touchEvery {
-		s.touched[digest] = now
+// markUsed notes that an artifact is used. That this fails is no reason not to use it. The caller holds s.mu.
+func (s *Store) markUsed(digest string, now time.Time) {
+	if now.Sub(s.usedAt[digest]) >= markEvery {
+		s.usedAt[digest] = now
 		_ = os.Chtimes(s.listingPath(digest), now, now)
 	}
 }

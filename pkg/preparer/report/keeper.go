@@ -68,7 +68,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	must := true  // the record must be written, whatever it says
 	again := true // what is there of the pages must be read
 	for {
-		n, untold := k.told(ctx, again)
+		n, untold := k.recordAfterPages(ctx, again)
 		must = must || errors.Is(untold, store.ErrLost)
 		if must || untold == nil && !k.isWritten(n) {
 			err := k.acquire(ctx, n)
@@ -118,9 +118,9 @@ func (k *Keeper) nextRecord(ctx context.Context, pause time.Duration) (must, aga
 	}
 }
 
-// told returns the record as it should be, after it has written the pages that the record leads to: whoever reads its epoch
+// recordAfterPages returns the record as it should be, after it has written the pages that the record leads to: whoever reads its epoch
 // can read all that the node runs (R1). Where the node does not know, or could not tell, the record says nothing about that.
-func (k *Keeper) told(ctx context.Context, again bool) (node.Node, error) {
+func (k *Keeper) recordAfterPages(ctx context.Context, again bool) (node.Node, error) {
 	const key = "orphans"
 	n, orphans, knows := k.Says()
 	if !knows {
