@@ -24,6 +24,9 @@ type WatchOptions struct {
 	// Own says besides that nobody but the watcher makes the keys: one that was made anew, and not under the session that
 	// held it before, is of an older store. For who watches the keys of others, somebody may have removed one.
 	Own bool
+	// Next, if it is not nil, is in place of a standing query: whenever it returns the keys are read, consistently, and delivered also where
+	// nothing has changed.
+	Next func(ctx context.Context) error
 }
 
 // DefaultWait is how long a server keeps a standing query open.
@@ -95,6 +98,10 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 	seen, epoch := c.past.recall(what)
 	seen.released, seen.own = o.Released, o.Own
 	defer func() { c.past.keep(what, seen, epoch) }()
+	level, pulled := Default, o.Next != nil
+	if pulled {
+		level = Consistent
+	}
 	var (
 		first = true
 		index uint64 // to wait on; zero answers at once
@@ -103,7 +110,7 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 		open  = o.Wait // how long the server keeps the next query open
 	)
 	for ctx.Err() == nil {
-		pairs, next, err := c.pollOnce(ctx, read, index, open, Default)
+		pairs, next, err := c.pollOnce(ctx, read, index, open, level)
 		if err == nil && seen.wentBack(pairs, next) {
 			pairs, next, err = c.pollOnce(ctx, read, 0, o.Wait, Consistent)
 		}
@@ -126,10 +133,10 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 		if index > 0 {
 			idle = minGap
 		}
-		if moved := first || next != seen.index; moved || fails > 0 {
+		if moved := first || next != seen.index; moved || fails > 0 || pulled {
 			snap := Snapshot{Pairs: pairs, Index: next, WentBack: seen.wentBack(pairs, next)}
 			// After failures the receiver's world may be another one: deliver even what looks the same.
-			changed := first || fails > 0 || !seen.same(pairs)
+			changed := first || fails > 0 || pulled || !seen.same(pairs)
 			first = false
 			var err error
 			if changed {
@@ -150,6 +157,12 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 			open = o.Wait
 		}
 		fails = 0
+		if pulled {
+			if err := o.Next(ctx); err != nil {
+				return err
+			}
+			continue
+		}
 		if next > index {
 			index = next
 		} else {

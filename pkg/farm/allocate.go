@@ -12,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/scale"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -24,7 +25,7 @@ type booking struct {
 
 // owner is on whose behalf an outside scheduler is asked in this pass.
 func (b *booking) owner() scheduler.Owner {
-	return scheduler.Owner{RCID: b.id, Term: fmt.Sprintf("%s/%020d", b.snapshot.Epoch, b.mem.fence.Index)}
+	return scheduler.Owner{RCID: b.id, Term: scale.Term(b.snapshot.Epoch, b.mem.fence.Index)}
 }
 
 // balance brings the books of an outside scheduler in line with the placements, and reports whether they are. The books say

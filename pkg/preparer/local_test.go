@@ -331,14 +331,13 @@ func TestLocalRefusals(t *testing.T) {
 		is   error
 		want string
 	}{
-		"older":         {revised(6, 0), scale.ErrConflict, "older than 7"},
-		"another's":     {scale.New("web", 1).WithSpec(b.specOf(other)), scale.ErrInvalid, "spec.manifest.id"},
-		"no manifest":   {scale.New("web", 1).WithSpec(b.specOf(root)), scale.ErrInvalid, "spec.manifest.launchables"},
-		"no known one":  {scale.New("web", 1).WithSpec(scale.Spec{Manifest: json.RawMessage(`{"colour":"red"}`)}), scale.ErrInvalid, "spec.manifest.colour"},
-		"labels":        {scale.New("web", 1).WithSpec(scale.Spec{Manifest: b.specOf(m).Manifest, Labels: map[string]string{"-": ""}}), scale.ErrInvalid, "spec.labels"},
-		"name":          {scale.New(strings.Repeat("w", 60), 1), scale.ErrInvalid, "at most 57"},
-		"one role":      {scale.NewWithAssignments("web", []scale.ScaleAssignment{{Role: "main"}, {Role: "default"}}), scale.ErrInvalid, "assignments[1].role"},
-		"with an epoch": {scale.Request{Service: "web", Epoch: &scale.Epoch{Cluster: "n", RCID: "r", Term: "t"}, Revision: 9}, scale.ErrUnavailable, "epoch"},
+		"older":        {revised(6, 0), scale.ErrConflict, "older than 7"},
+		"another's":    {scale.New("web", 1).WithSpec(b.specOf(other)), scale.ErrInvalid, "spec.manifest.id"},
+		"no manifest":  {scale.New("web", 1).WithSpec(b.specOf(root)), scale.ErrInvalid, "spec.manifest.launchables"},
+		"no known one": {scale.New("web", 1).WithSpec(scale.Spec{Manifest: json.RawMessage(`{"colour":"red"}`)}), scale.ErrInvalid, "spec.manifest.colour"},
+		"labels":       {scale.New("web", 1).WithSpec(scale.Spec{Manifest: b.specOf(m).Manifest, Labels: map[string]string{"-": ""}}), scale.ErrInvalid, "spec.labels"},
+		"name":         {scale.New(strings.Repeat("w", 60), 1), scale.ErrInvalid, "at most 57"},
+		"one role":     {scale.NewWithAssignments("web", []scale.ScaleAssignment{{Role: "main"}, {Role: "default"}}), scale.ErrInvalid, "assignments[1].role"},
 	} {
 		if err := a.ask(t, c.r); !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)

@@ -186,13 +186,10 @@ func (l *locals) view() *node.View {
 	return view
 }
 
-// scale is Preparer.Scale.
+// scale takes a request about a local service.
 func (l *locals) scale(ctx context.Context, r scale.Request) (scale.Response, error) {
 	answer := scale.Response{Service: r.Service}
-	switch {
-	case r.Epoch != nil:
-		return answer, fmt.Errorf("%w: this preparer watches its intents, and takes no requests with an epoch", scale.ErrUnavailable)
-	case !l.allKnown():
+	if !l.allKnown() {
 		return answer, fmt.Errorf("%w: %w", scale.ErrUnavailable, errNotReady)
 	}
 	spec, digest, err := local.Read(r)

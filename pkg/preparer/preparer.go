@@ -26,6 +26,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/push"
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/preparer/report"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
@@ -39,6 +40,9 @@ import (
 type Store interface {
 	SignedManifest(ctx context.Context, digest string) (m *manifest.Manifest, signature string, err error)
 	WatchIntents(ctx context.Context, node string, onError func(error), deliver func(store.Seen[pod.Intent]) error) error
+	// PullIntents is WatchIntents, which reads whenever next returns in place of a standing query.
+	PullIntents(ctx context.Context, node string, next func(context.Context) error, onError func(error), deliver func(store.Seen[pod.Intent]) error) error
+	Epoch(ctx context.Context) (string, error) // of the cluster
 	report.NodeReader
 	WatchSchema(ctx context.Context, onError func(error), deliver func(store.Seen[store.Schema]) error) error
 }
@@ -63,6 +67,10 @@ type State interface {
 // DefaultKeepStopped is how long home, logs and versions of a stopped pod stay.
 const DefaultKeepStopped = 24 * time.Hour
 
+// DefaultPullEvery is what a push that is lost costs: about what people wait before they look. A thousand nodes make 17 small reads a second
+// of it.
+const DefaultPullEvery = time.Minute
+
 // Config is what New needs. Zero values mean the defaults that setDefaults has.
 type Config struct {
 	// Node says what the machine is. Name and Address are required; host, incarnation, Consul node, epoch and orphans are
@@ -86,6 +94,11 @@ type Config struct {
 	RelistEvery time.Duration // between two looks at the stored realities, which nothing watches; spread by half
 	RetryMin    time.Duration // first pause after an act on a pod failed; it doubles from there
 	RetryMax    time.Duration // bound of that doubling
+
+	// Push: farms tell the node of its intents (ADR 26), in place of a standing query; PullEvery is the time between two readings that
+	// nobody asks for, give or take half.
+	Push      bool
+	PullEvery time.Duration
 
 	// TakeOver takes the node's name over from another host, once.
 	TakeOver bool
@@ -127,6 +140,7 @@ func (c *Config) setDefaults() {
 	c.BusyPoll = cmp.Or(c.BusyPoll, 500*time.Millisecond)
 	c.IdlePoll = cmp.Or(c.IdlePoll, 2*time.Second)
 	c.RelistEvery = cmp.Or(c.RelistEvery, time.Minute)
+	c.PullEvery = cmp.Or(c.PullEvery, DefaultPullEvery)
 	c.RetryMin = cmp.Or(c.RetryMin, 250*time.Millisecond)
 	c.RetryMax = cmp.Or(c.RetryMax, time.Minute)
 	c.LogBytes = cmp.Or(c.LogBytes, 10<<20)
@@ -153,6 +167,7 @@ type Preparer struct {
 	kit
 
 	exposure *claim.Exposure
+	inbox    *push.Inbox
 	locals   *locals
 	reserve  *durable.Reserve
 	spent    wait.Signal // something of the reserve was used
@@ -205,6 +220,11 @@ func New(cfg Config) (*Preparer, error) {
 		p.pods.add(rec.Intent.Identity, rec)
 		numbers[rec.Intent.Identity] = rec.UID
 	}
+	inbox, err := push.New(push.Config{Dir: cfg.Dir, Reserve: reserve, Pull: cfg.Push, Every: cfg.PullEvery, Epoch: cfg.Store.Epoch})
+	if err != nil {
+		p.log.WithField(obs.Error, err).Warn("what farms have pushed is not remembered; the next push of each controller is believed to be its last")
+	}
+	p.inbox = inbox
 	p.node = install.New(install.Config{
 		Host: cfg.Host, Node: cfg.Node.Name, Address: cfg.Node.Address, Reserve: reserve, Log: p.log, Limiter: p.limiter,
 		HookFailed: cfg.Metrics.hookFailures.Inc, FetchFailed: p.prunable.Raise,
@@ -267,9 +287,25 @@ func (p *Preparer) buried() {
 	p.locals.wake.Raise()
 }
 
-// Scale takes a request about a local service. When it returns, what the request says is on the disk, or nothing has changed. Its errors are those of package scale.
+// Scale takes a request. When it returns, what one about a local service says is on the disk, or nothing has changed; and what one with an
+// epoch speaks of has been read and decided upon. Its errors are those of package scale.
 func (p *Preparer) Scale(ctx context.Context, r scale.Request) (scale.Response, error) {
-	return p.locals.scale(ctx, r)
+	if r.Epoch == nil {
+		return p.locals.scale(ctx, r)
+	}
+	answer := scale.Response{Service: r.Service}
+	if err := p.inbox.Take(ctx, r); err != nil {
+		return answer, err
+	}
+	p.pods.do(func() {
+		for id, e := range p.pods.all {
+			if id.RCID == r.Epoch.RCID && e.accepted().Intent.State == pod.Running {
+				answer.Replicas++
+			}
+		}
+	})
+	answer.Success = true
+	return answer, nil
 }
 
 // decide compares the intents with the local pods and applies every verdict. The caller is in pods.do.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/push"
 	"github.com/rcfarm/rcfarm/pkg/preparer/report"
 	"github.com/rcfarm/rcfarm/pkg/store"
 	"github.com/rcfarm/rcfarm/pkg/wait"
@@ -23,6 +24,7 @@ import (
 type session struct {
 	kit    *kit
 	decide func() // applies what the intents say; called in pods.do
+	inbox  *push.Inbox
 	keeper *report.Keeper
 	locked chan struct{} // closed when the node's lock was taken
 	asked  chan struct{} // closed when the intents were read, or could not be
@@ -40,7 +42,7 @@ type session struct {
 // cause of ctx's end. No pod is touched by its end.
 func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	s := &session{
-		kit: &p.kit, decide: p.decide, locked: make(chan struct{}), asked: make(chan struct{}), relist: wait.NewSignal(), renewed: wait.NewSignal(),
+		kit: &p.kit, decide: p.decide, inbox: p.inbox, locked: make(chan struct{}), asked: make(chan struct{}), relist: wait.NewSignal(), renewed: wait.NewSignal(),
 		epochs: epochs{known: wait.NewSignal()},
 	}
 	pace := func() *backoff.ExponentialBackOff {
@@ -57,6 +59,8 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	}
 	p.leave()
 	defer p.leave()
+	p.inbox.Open(s.renew)
+	defer p.inbox.Close()
 	claims := reserver(writes)
 	p.locals.session.Store(&claims)
 	defer p.locals.session.Store(nil)
@@ -144,6 +148,9 @@ func (s *session) setLocked(locked bool) {
 			s.epochs.renew()
 		}
 	})
+	if !locked {
+		s.inbox.Pause()
+	}
 	if locked {
 		s.lockedOnce.Do(func() { close(s.locked) })
 		s.renewed.Raise()
@@ -186,13 +193,15 @@ func (s *session) watchIntents(ctx context.Context) error {
 	onError := func(err error) {
 		s.kit.limiter.Report(key, "intents cannot be read; pods keep running as they are", err)
 		s.askedOnce.Do(func() { close(s.asked) })
+		s.inbox.Failed(err)
 	}
 	for {
 		reading, epoch, over, err := s.epochs.begin(ctx)
 		if err != nil {
 			return err
 		}
-		err = s.kit.cfg.Store.WatchIntents(reading, s.kit.cfg.Node.Name, onError, func(seen store.Seen[pod.Intent]) error {
+		s.inbox.Begin(epoch)
+		err = s.followIntents(reading, onError, func(seen store.Seen[pod.Intent]) error {
 			if seen.WentBack {
 				return s.kit.name.WentBack()
 			}
@@ -208,8 +217,23 @@ func (s *session) watchIntents(ctx context.Context) error {
 	}
 }
 
+// followIntents delivers the intents at once, and whenever they have changed: as a standing query says, or as farms and time do.
+func (s *session) followIntents(ctx context.Context, onError func(error), deliver func(store.Seen[pod.Intent]) error) error {
+	if s.kit.cfg.Push {
+		return s.kit.cfg.Store.PullIntents(ctx, s.kit.cfg.Node.Name, s.inbox.Next, onError, deliver)
+	}
+	return s.kit.cfg.Store.WatchIntents(ctx, s.kit.cfg.Node.Name, onError, deliver)
+}
+
+// renew has the intents read anew under an epoch that Consul has, though the watch may not have brought it yet.
+func (s *session) renew(epoch string) {
+	s.kit.name.SawEpoch(epoch)
+	s.epochs.set(epoch)
+}
+
 func (s *session) sawIntents(reading context.Context, seen store.Seen[pod.Intent], epoch string) {
 	var problems []error
+	informed := false
 	s.kit.pods.do(func() {
 		if reading.Err() != nil {
 			return
@@ -219,10 +243,14 @@ func (s *session) sawIntents(reading context.Context, seen store.Seen[pod.Intent
 		s.kit.contact.Inform()
 		s.kit.learn(intents, epoch)
 		s.decide()
+		informed = s.kit.contact.Informed()
 		s.kit.cfg.Metrics.known(s.kit.contact.Locked(), intents.Known)
 	})
 	if reading.Err() != nil {
 		return // read before what ended this reading, or it ends now and all is read again
+	}
+	if informed {
+		s.inbox.Read(seen.Index)
 	}
 	s.kit.limiter.Saw("unreadable intents", "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
 	if seen.MarkerMissing {

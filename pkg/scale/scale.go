@@ -28,7 +28,8 @@ type Request struct {
 	Assignments []ScaleAssignment `json:"assignments,omitempty"`
 	Spec        *Spec             `json:"spec,omitempty"`  // nil: the one that the node has of the service
 	Epoch       *Epoch            `json:"epoch,omitempty"` // nil: a service of this node alone, which no farm knows
-	// Revision orders the requests of one term, and those without an epoch where it is not zero.
+	// Revision orders the requests of one term, and those without an epoch where it is not zero. With an epoch it is the index of Consul's at
+	// which what the request is about was written.
 	Revision int64 `json:"revision,omitempty"`
 }
 
@@ -50,7 +51,12 @@ type Spec struct {
 type Epoch struct {
 	Cluster string `json:"nonce"` // of the cluster, as in the record schema
 	RCID    string `json:"rc_id"`
-	Term    string `json:"term"` // of the controller's owner: later terms sort after earlier ones
+	Term    string `json:"term"` // of the controller's owner, as Term writes it: later terms sort after earlier ones
+}
+
+// Term is that of a controller's owner, whose lock has an index, under an epoch of the cluster.
+func Term(cluster string, lockIndex uint64) string {
+	return fmt.Sprintf("%s/%020d", cluster, lockIndex)
 }
 
 // Response says what became of a request.

@@ -12,6 +12,7 @@ import (
 // Seen is one delivery of a watch: every record below the watched prefix that can be read.
 type Seen[T any] struct {
 	Recs    []Rec[T]
+	Index   uint64  // of Consul's, which what was read includes
 	Corrupt []error // a *CorruptError for each record that cannot be read
 	// WentBack says that the store went back in time since the last delivery.
 	WentBack bool
@@ -21,7 +22,7 @@ type Seen[T any] struct {
 
 // seen is what a snapshot shows of these records.
 func (r *Records[T]) seen(snap consul.Snapshot, markerMissing bool) (s Seen[T]) {
-	s.WentBack, s.MarkerMissing = snap.WentBack, markerMissing
+	s.Index, s.WentBack, s.MarkerMissing = snap.Index, snap.WentBack, markerMissing
 	s.Recs, s.Corrupt = each(snap.Pairs, r.decode)
 	return s
 }
@@ -95,6 +96,18 @@ func (s *Watches) WatchFarms(ctx context.Context, onError func(error), deliver f
 // WatchIntents delivers what one node must do.
 func (s *Watches) WatchIntents(ctx context.Context, nodeName string, onError func(error), deliver func(Seen[pod.Intent]) error) error {
 	return s.Intents.watch(ctx, s.Intents.Below(nodeName), consul.WatchOptions{OnError: onError}, deliver)
+}
+
+// PullIntents is WatchIntents without a standing query: it reads at once, and whenever next returns, consistently, and delivers that also where
+// nothing has changed.
+func (s *Watches) PullIntents(ctx context.Context, nodeName string, next func(context.Context) error, onError func(error), deliver func(Seen[pod.Intent]) error) error {
+	return s.Intents.watch(ctx, s.Intents.Below(nodeName), consul.WatchOptions{OnError: onError, Next: next}, deliver)
+}
+
+// Epoch reads the cluster's epoch, consistently.
+func (s *Watches) Epoch(ctx context.Context) (string, error) {
+	rec, err := s.Schema.Get(ctx, Consistent)
+	return rec.Value.Epoch, err
 }
 
 // WatchSchema delivers the schema record.
