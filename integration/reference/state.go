@@ -16,6 +16,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
+	"github.com/rcfarm/rcfarm/pkg/farm/janitor"
 	"github.com/rcfarm/rcfarm/pkg/farm/runner"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
@@ -27,6 +28,7 @@ func metrics(prefix string) (string, error) {
 	reg := prometheus.NewPedanticRegistry()
 	farm.NewMetrics(reg)
 	runner.NewMetrics(reg)
+	janitor.NewMetrics(reg)
 	preparer.NewMetrics(reg)
 	families, err := reg.Gather()
 	if err != nil {

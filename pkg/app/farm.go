@@ -36,11 +36,16 @@ type FarmConfig struct {
 	EmulationVersion string
 	// Uncoordinated has the farm take the lead whenever nobody has it, and ask nobody (ADR 21).
 	Uncoordinated bool
+	// ForgetNodeAfter is for how long a node's machine must have been gone before the leader removes its records; zero: it never does.
+	ForgetNodeAfter time.Duration
 	// Scheduler is asked for nodes in place of the built-in one; nil: the one that SchedulerAt leads to, if that has a URL. Only one of the
 	// two may be set. docs/examples/farm is a program that sets it.
 	Scheduler   scheduler.Scheduler
 	SchedulerAt remote.Config
 }
+
+// minForgetAfter is for how long at least a node is gone before it is forgotten.
+const minForgetAfter = 10 * time.Second
 
 // Validate reports every mistake.
 func (c *FarmConfig) Validate() error {
@@ -53,6 +58,9 @@ func (c *FarmConfig) Validate() error {
 	case consul.ByCheck, consul.ByTTL:
 	default:
 		errs.Add("session", c.Session, fmt.Sprintf("%s (the local agent vouches for the farm) or %s (no local agent is needed; loss is seen after 10 to 20 s)", consul.ByCheck, consul.ByTTL))
+	}
+	if after := c.ForgetNodeAfter; after != 0 && after < minForgetAfter {
+		errs.Add("forget-node-after", after.String(), "0 (never) or a length of time from 10s on")
 	}
 	switch {
 	case c.SchedulerAt == remote.Config{}:
@@ -86,6 +94,7 @@ type Farm struct {
 	cfg       FarmConfig
 	metrics   *farm.Metrics
 	counts    *runner.Metrics // of rollouts
+	cleaned   *janitor.Metrics
 	debug     *obs.DebugServer
 	readiness readiness
 }
@@ -100,7 +109,7 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 		return nil, err
 	}
 	reg := obs.NewRegistry()
-	f := &Farm{base: b, cfg: cfg, metrics: farm.NewMetrics(reg), counts: runner.NewMetrics(reg)}
+	f := &Farm{base: b, cfg: cfg, metrics: farm.NewMetrics(reg), counts: runner.NewMetrics(reg), cleaned: janitor.NewMetrics(reg)}
 	f.debug, err = b.openDebug(ctx, reg, f.readiness.Ready)
 	if err == nil && cfg.Scheduler == nil && cfg.SchedulerAt.URL != "" {
 		var asked *remote.Client
@@ -164,7 +173,10 @@ func (f *Farm) own(ctx context.Context) error {
 			return f.takePart(ctx, s, worker.WentBack,
 				func(ctx context.Context) error { return worker.Lead(ctx, leader) },
 				func(ctx context.Context) error { return carrier.Lead(ctx, leader) },
-				janitor.New(janitor.Config{Records: leader, Log: f.log}).Run)
+				janitor.New(janitor.Config{Records: leader, Log: f.log}).Run,
+				janitor.NewForgetter(janitor.ForgetConfig{
+					Farm: f.cfg.ID, Graves: leader, Nodes: worker.Nodes, After: f.cfg.ForgetNodeAfter, Log: f.log, Metrics: f.cleaned,
+				}).Run)
 		})
 	})
 }

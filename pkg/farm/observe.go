@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -30,6 +31,12 @@ func (f *Farm) Members() []string { return f.members() }
 
 // MemberRecords returns the living farms, as last seen.
 func (f *Farm) MemberRecords() []store.Member { return f.cache.members() }
+
+// Nodes returns all nodes as last seen, which nobody may change, and whether every one that lives has said what it runs in this world.
+func (f *Farm) Nodes() (nodes map[string]*node.View, synced bool) {
+	nodes, _ = f.cache.nodesAt()
+	return nodes, f.kit.nodeSync.synced(f.cache.now().schema.Value.Epoch)
+}
 
 // WentBack has the whole cluster start over after somebody beside the farm, under the same session, has seen the store go back in
 // time. It returns why the farm must, too.

@@ -116,6 +116,10 @@ type NodeRemoval struct {
 // ErrConflict where a record is not as it was read. Whoever calls it has read the reservation before the placements, and has found
 // that none names the node: a pod that is placed there since has changed the reservation.
 func (s *Operator) RemoveNode(ctx context.Context, r NodeRemoval) error {
+	return s.commitDefinitely(ctx, "node "+r.Name, r.Audit, s.removeNodeOps(r)...)
+}
+
+func (s *db) removeNodeOps(r NodeRemoval) []consul.Op {
 	ops := []consul.Op{sameRecord(s.keys.Nodes.Key(r.Name), r.Node)}
 	for key, index := range map[string]uint64{
 		s.keys.Nodes.Key(r.Name): r.Node, s.keys.NodeOps.Key(r.Name): r.Ops, s.keys.Reservations.Key(r.Name): r.Reservation,
@@ -131,7 +135,7 @@ func (s *Operator) RemoveNode(ctx context.Context, r NodeRemoval) error {
 	for _, below := range []string{s.keys.Realities.Below(r.Name), s.keys.Intents.Below(r.Name), s.keys.OrphanPages.Below(r.Name)} {
 		ops = append(ops, consul.DeleteTree(below))
 	}
-	return s.commitDefinitely(ctx, "node "+r.Name, r.Audit, ops...)
+	return ops
 }
 
 // AgentGone reports whether a machine's Consul agent has failed or left, or is not known.

@@ -41,6 +41,7 @@ type db struct {
 	Synced           Records[Synced]
 	Breaker          Records[Breaker]
 	Incidents        Records[Incidents]
+	Gone             Records[Gone]
 	RCs              Records[rc.RC]
 	Statuses         Records[rc.Status]
 	Requests         Records[Request]
@@ -69,6 +70,7 @@ func newDB(c *consul.Client, k *Keys) *db {
 	d.Synced = Records[Synced]{k.Synced, d, nil}
 	d.Breaker = Records[Breaker]{k.Breaker, d, nil}
 	d.Incidents = Records[Incidents]{k.Incidents, d, nil}
+	d.Gone = Records[Gone]{k.Gone, d, nil}
 	d.RCs = Records[rc.RC]{k.RCs, d, func(_ string, r *rc.RC) string { return k.RCs.Key(r.ID) }}
 	d.Statuses = Records[rc.Status]{k.Statuses, d, func(_ string, r *rc.Status) string { return k.Statuses.Key(r.RCID) }}
 	d.Requests = Records[Request]{k.Requests, d, func(_ string, r *Request) string { return k.Requests.Key(r.RCID, r.ID) }}
