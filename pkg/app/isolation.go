@@ -52,29 +52,34 @@ func (c *PreparerConfig) users(errs *field.Errors) install.UserRange {
 	return install.UserRange{First: first, Last: last}
 }
 
-// isolation finds out what this host allows of what was asked for, and says once what it does not.
-func (c *PreparerConfig) isolation(dir string, log obs.Logger) (install.Isolation, error) {
+// isolation finds out what this host allows of what was asked for, and says once what it does not. cgroup is where the runtime holds
+// processes to limits; empty: it cannot.
+func (c *PreparerConfig) isolation(dir string, log obs.Logger) (in install.Isolation, cgroup string, err error) {
 	var errs field.Errors
 	users := c.users(&errs)
 	if err := errs.Err(); err != nil || c.Isolation == IsolationOff {
-		return install.Isolation{}, err
+		return in, "", err
 	}
-	in, without := plan(isolate.Probe(cgroupName(c.Node, dir)), users, dir)
+	host := isolate.Probe(cgroupName(c.Node, dir))
+	in, without := plan(host, users, dir)
+	if in.Limits {
+		cgroup = host.Cgroup
+	}
 	if in.Users == users {
 		without = append(without, openDir(dir, &in)...)
 	}
 	in.AllowRoot = c.AllowRoot
 	if len(without) == 0 {
-		return in, nil
+		return in, cgroup, nil
 	}
 	if c.Isolation == IsolationOn {
-		return in, fmt.Errorf("--isolation on: this host does not allow all of it: %s", strings.Join(without, "; "))
+		return in, cgroup, fmt.Errorf("--isolation on: this host does not allow all of it: %s", strings.Join(without, "; "))
 	}
 	if os.Getuid() == 0 && in.Users != users {
 		in.NoUsers = strings.Join(slices.DeleteFunc(slices.Clone(without), func(s string) bool { return !strings.HasPrefix(s, usersLack) }), "; ")
 	}
 	log.WithField("without", strings.Join(without, "; ")).Warn("pods are isolated only as far as this host allows")
-	return in, nil
+	return in, cgroup, nil
 }
 
 // usersLack begins the reasons for which pods cannot have users of their own.
@@ -83,7 +88,7 @@ const usersLack = "users: "
 // plan decides what is used of what a host offers, and why not all of it is.
 func plan(host isolate.Host, users install.UserRange, dir string) (in install.Isolation, without []string) {
 	without = host.Without
-	in.Cgroup = host.Cgroup
+	in.Limits = host.Cgroup != ""
 	switch {
 	case !host.Users:
 		return install.Isolation{}, without // the rest needs root too, and is of little use while pods share a user with it

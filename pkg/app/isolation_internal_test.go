@@ -31,7 +31,7 @@ func TestIsolationOfThisHost(t *testing.T) {
 			isolate.Prune(host.Cgroup)
 		}
 	}()
-	closed, err := node.isolation(dir, log)
+	closed, _, err := node.isolation(dir, log)
 	if err != nil || closed.Users != (install.UserRange{}) {
 		t.Errorf("in a directory that is closed to others: %+v, %v; want no users", closed, err)
 	}
@@ -44,12 +44,15 @@ func TestIsolationOfThisHost(t *testing.T) {
 	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
 		t.Fatal(err)
 	}
-	opened, err := node.isolation(dir, log)
+	opened, cgroup, err := node.isolation(dir, log)
 	if want := (install.UserRange{First: 1900000000, Last: 1900065535}); err != nil || host.Users && opened.Users != want {
 		t.Errorf("%+v, %v; want users %+v if they can be had", opened, err, want)
 	}
 	if host.Users && opened.NoUsers != "" {
 		t.Errorf("users can be had, and are refused: %q", opened.NoUsers)
+	}
+	if opened.Limits != (cgroup != "") || host.Users && cgroup != host.Cgroup {
+		t.Errorf("limits: %t, in the cgroup %q of %+v", opened.Limits, cgroup, host)
 	}
 	if opened.Tmp {
 		t.Error("a private tmp that would hide the data directory")
@@ -58,12 +61,12 @@ func TestIsolationOfThisHost(t *testing.T) {
 		t.Errorf("data directory %v, %v; want it open to pass through", info.Mode(), err)
 	}
 	node.Isolation = IsolationOn
-	if _, err := node.isolation(dir, log); err == nil || !strings.Contains(err.Error(), "--isolation on") {
+	if _, _, err := node.isolation(dir, log); err == nil || !strings.Contains(err.Error(), "--isolation on") {
 		t.Errorf("all or nothing: %v, want an error, because there is no private tmp", err)
 	}
 	node.Isolation = IsolationOff
-	if off, err := node.isolation(dir, log); err != nil || off != (install.Isolation{}) {
-		t.Errorf("off: %+v, %v", off, err)
+	if off, cgroup, err := node.isolation(dir, log); err != nil || off != (install.Isolation{}) || cgroup != "" {
+		t.Errorf("off: %+v, %q, %v", off, cgroup, err)
 	}
 }
 
@@ -79,13 +82,13 @@ func TestPlanOfIsolation(t *testing.T) {
 		"no such users": {
 			isolate.Host{Users: true, Tmp: true, Cgroup: "/c"},
 			"/d",
-			install.Isolation{Tmp: true, Cgroup: "/c"},
+			install.Isolation{Tmp: true, Limits: true},
 			[]string{"users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range"},
 		},
 		"no tmp": {
 			isolate.Host{Users: true, Cgroup: "/c", Without: []string{"tmp: no"}},
 			"/d",
-			install.Isolation{Cgroup: "/c"},
+			install.Isolation{Limits: true},
 			[]string{"tmp: no", "users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range"},
 		},
 		"below tmp": {

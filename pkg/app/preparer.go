@@ -22,7 +22,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/machine"
 	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
-	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
 	"github.com/rcfarm/rcfarm/pkg/preparer/trust"
 )
@@ -162,37 +161,35 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	if err != nil {
 		return nil, err
 	}
-	pods, err := openRuntime(b)
-	if err != nil {
+	if err := refuseFormer(b.dir); err != nil {
 		return nil, err
 	}
-	b.undo = append(b.undo, pods.Close)
 	policy, err := trustPolicy(cfg.TrustPolicy, b.log)
 	if err != nil {
 		return nil, err
 	}
-	isolation, err := cfg.isolation(b.dir.Path(""), b.log)
-	total := detect(isolation.Cgroup, b.log)
+	isolation, cgroup, err := cfg.isolation(b.dir.Path(""), b.log)
+	total := detect(cgroup, b.log)
 	caps, capsErr := cfg.caps(total)
 	record.Capacity = cfg.offer(total)
-	if isolation.Cgroup != "" {
+	if cgroup != "" {
 		b.undo = append(b.undo, func() {
 			if caps == (machine.Total{}) || !b.started { // else a process may start again while no preparer runs, and must find the cap
-				isolate.Prune(isolation.Cgroup)
+				isolate.Prune(cgroup)
 			}
 		})
 	}
 	err = errors.Join(err, capsErr)
-	if err == nil && isolation.Cgroup != "" {
-		err = confine.Cap(isolation.Cgroup, caps.CPU, caps.Memory)
-	}
 	if err != nil {
 		return nil, err
 	}
-	if isolation.Cgroup != "" {
-		// Hooks of a preparer that was killed. Their guards end them too; what is still in there goes with the next hook.
-		hooks := filepath.Join(isolation.Cgroup, install.HooksCgroup)
-		_ = errors.Join(isolate.Kill(hooks), isolate.Remove(hooks))
+	pods, err := openRuntime(b, cgroup)
+	if err != nil {
+		return nil, err
+	}
+	b.undo = append(b.undo, pods.Close)
+	if err := pods.Bound(caps.CPU, caps.Memory); err != nil {
+		return nil, err
 	}
 	api := cfg.api()
 	api.Dir, api.Log = b.dir.Path(""), b.log
@@ -208,8 +205,8 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	}
 	p.agent, err = preparer.New(preparer.Config{
 		Doors: doors, Strict: cfg.Isolation == IsolationOn, InUse: cfg.inUse,
-		Host: install.Host{Dir: b.dir.Path(""), HooksDir: cfg.HooksDir, Isolation: isolation, Artifacts: artifacts, Trust: policy},
-		Node: record, Store: b.store, Cache: artifacts, Runtime: pods,
+		Host: install.Host{Dir: b.dir.Path(""), HooksDir: cfg.HooksDir, Isolation: isolation, Artifacts: artifacts, Runtime: pods, Trust: policy},
+		Node: record, Store: b.store, Cache: artifacts,
 		Services: b.client.Services, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
 		KeepStopped: cfg.KeepStopped, TakeOver: cfg.TakeOver,
 	})

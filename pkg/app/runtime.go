@@ -36,16 +36,13 @@ func refuseFormer(dir *DataDir) error {
 		path, len(entries), entries[0].Name())
 }
 
-// openRuntime opens the node's runtime. Closing it leaves everything running.
-func openRuntime(b *base) (*shim.Client, error) {
-	if err := refuseFormer(b.dir); err != nil {
-		return nil, err
-	}
-	return dialSupervisor(b.dir.Path(supervisorName), b.common.Lifeline)
+// openRuntime opens the node's runtime, whose processes live below a cgroup if there is one. Closing it leaves everything running.
+func openRuntime(b *base, cgroup string) (*shim.Client, error) {
+	return dialSupervisor(b.dir.Path(supervisorName), cgroup, b.common.Lifeline)
 }
 
 // dialSupervisor returns a client of the node's supervisor, which is this program started again.
-func dialSupervisor(dir, lifeline string) (*shim.Client, error) {
+func dialSupervisor(dir, cgroup, lifeline string) (*shim.Client, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
@@ -58,7 +55,7 @@ func dialSupervisor(dir, lifeline string) (*shim.Client, error) {
 		}
 		args = append(args, "--lifeline", absolute)
 	}
-	return shim.Dial(shim.ClientConfig{Dir: dir, Spawn: func() error { return shim.Spawn(exe, args, dir) }})
+	return shim.Dial(shim.ClientConfig{Dir: dir, Cgroup: cgroup, Spawn: func() error { return shim.Spawn(exe, args, dir) }})
 }
 
 // SupervisorConfig is what a node's supervisor is told by the preparer that starts it.

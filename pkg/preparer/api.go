@@ -12,8 +12,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
-	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
-	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 )
 
 const logSuffix = ".log"
@@ -49,16 +47,26 @@ func (p *Preparer) LogFiles(id pod.Identity) (files map[string]string, more bool
 	return files, more
 }
 
-var errNoProgram = errors.New("there is no such program")
+// Errors of commands that cannot be run.
+var (
+	errNoProgram = errors.New("there is no such program")
+	errStopping  = errors.New("the pod is stopping")
+)
 
-func commandLike(spec *runtime.Spec, argv []string) (oneshot.Command, error) {
-	program, err := lookPath(argv[0], spec)
+// Command returns what runs a command beside one of the pod's running processes, as the runtime does. An empty name means the first of
+// them. A program without a slash is looked for along the process's PATH, one with a relative path in its directory.
+func (p *Preparer) Command(id pod.Identity, process string, argv []string) (runtime.Command, error) {
+	spec, err := p.processOf(id, process)
 	if err != nil {
-		return oneshot.Command{}, err
+		return nil, err
 	}
 	argv = slices.Clone(argv)
-	argv[0] = program
-	return oneshot.Command{Argv: argv, Env: spec.Env, Dir: spec.Dir, Isolation: spec.Isolation}, nil
+	if argv[0], err = lookPath(argv[0], &spec); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, streams runtime.Streams) (runtime.Exit, error) {
+		return p.cfg.Runtime.Exec(ctx, spec.ID, argv, streams)
+	}, nil
 }
 
 func lookPath(name string, spec *runtime.Spec) (string, error) {
@@ -78,44 +86,13 @@ func lookPath(name string, spec *runtime.Spec) (string, error) {
 	return "", fmt.Errorf("%s: %w in the process's PATH, which is %s", name, errNoProgram, path)
 }
 
-// commandsDir holds a file for each identity that a command was run in. Whatever runs such a command holds a shared lock on it
-// until nothing of the command is left. The kernel keeps that: a preparer that was killed cannot forget what it had started.
-const commandsDir = "commands"
-
-// RunIn has a command run as one of the pod's running processes is: with its environment, directory and isolation. An empty
-// name means the first of them. A program without a slash is looked for along the process's PATH, one with a relative path in its
-// directory. The context that run is given ends with ctx, and when the pod's processes are to stop; no stop is confirmed before
-// nothing of the command is left. An error means that run was not called.
-func (p *Preparer) RunIn(ctx context.Context, id pod.Identity, process string, argv []string, run func(context.Context, oneshot.Command)) error {
-	spec, err := p.processOf(id, process)
-	if err != nil {
-		return err
-	}
-	command, err := commandLike(&spec, argv)
-	if err != nil {
-		return err
-	}
-	if command.LockFile, err = supervise.LockCommands(commandsPath(p.cfg.Dir, id)); err != nil {
-		return fmt.Errorf("pod %s: %w", id, err)
-	}
-	defer func() { _ = command.LockFile.Close() }() // it is closed already where the command was started
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	over, err := p.beginCommand(id, cancel)
-	if err != nil {
-		return fmt.Errorf("pod %s: %w", id, err)
-	}
-	defer over()
-	run(ctx, command)
-	return nil
-}
-
-// processOf returns the specification of one of the pod's running processes.
+// processOf returns the specification of one of the pod's running processes, unless the pod is to stop.
 func (p *Preparer) processOf(id pod.Identity, process string) (runtime.Spec, error) {
 	var procs []runtime.Status
+	stopping := false
 	p.pods.do(func() {
 		if e := p.pods.all[id]; e != nil {
-			procs = e.procs
+			procs, stopping = e.procs, e.accepted().Intent.State == pod.Stopped
 		}
 	})
 	var running []string
@@ -124,6 +101,9 @@ func (p *Preparer) processOf(id pod.Identity, process string) (runtime.Spec, err
 			continue
 		}
 		if spec := procs[i].Spec; process == "" || spec.Name == process {
+			if stopping {
+				return spec, fmt.Errorf("pod %s: %w", id, errStopping)
+			}
 			return spec, nil
 		}
 		running = append(running, procs[i].Spec.Name)
@@ -132,19 +112,4 @@ func (p *Preparer) processOf(id pod.Identity, process string) (runtime.Spec, err
 		return runtime.Spec{}, fmt.Errorf("pod %s has no process that runs on this node", id)
 	}
 	return runtime.Spec{}, fmt.Errorf("process: %q is not valid; allowed: %s", process, strings.Join(running, ", "))
-}
-
-// beginCommand notes a command, unless the pod is to stop. A stop that is accepted after that waits for what the command holds.
-func (p *Preparer) beginCommand(id pod.Identity, cancel context.CancelFunc) (over func(), err error) {
-	err = supervise.ErrStopping
-	p.pods.do(func() {
-		if e := p.pods.all[id]; e != nil && e.accepted().Intent.State != pod.Stopped {
-			over, err = e.commands.Begin(cancel)
-		}
-	})
-	return over, err
-}
-
-func commandsPath(dir string, id pod.Identity) string {
-	return filepath.Join(dir, commandsDir, install.FileName(id))
 }

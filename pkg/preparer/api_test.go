@@ -1,8 +1,6 @@
 package preparer_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,7 +11,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
 func TestLogsAndCommands(t *testing.T) {
@@ -27,7 +25,7 @@ func TestLogsAndCommands(t *testing.T) {
 	if files, more := a.LogFiles(identity(0)); len(files) > 0 || more {
 		t.Errorf("a pod that is not here: %v, %t", files, more)
 	}
-	if err := a.RunIn(t.Context(), identity(0), "", []string{"true"}, nil); err == nil || !strings.Contains(err.Error(), "has no process that runs") {
+	if _, err := a.Command(identity(0), "", []string{"true"}); err == nil || !strings.Contains(err.Error(), "has no process that runs") {
 		t.Errorf("a pod that is not here: %v", err)
 	}
 	digest := b.upload(m)
@@ -39,24 +37,22 @@ func TestLogsAndCommands(t *testing.T) {
 	}
 
 	run := func(process string, argv ...string) (string, error) {
-		var text []byte
-		var err error
-		refused := a.RunIn(t.Context(), identity(0), process, argv, func(ctx context.Context, command oneshot.Command) {
-			out, outEnd, pipeErr := os.Pipe()
-			if pipeErr != nil {
-				t.Fatal(pipeErr)
-			}
-			defer out.Close()
-			command.Direct, command.Output = true, outEnd
-			var exit oneshot.Exit
-			exit, err = oneshot.Run(ctx, command)
-			outEnd.Close()
-			text, _ = io.ReadAll(out)
-			if err == nil && !exit.OK() {
-				err = fmt.Errorf("it %s: %s", exit, text)
-			}
-		})
-		return string(text), errors.Join(refused, err)
+		command, err := a.Command(identity(0), process, argv)
+		if err != nil {
+			return "", err
+		}
+		out, outEnd, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.Close()
+		exit, err := command(t.Context(), runtime.Streams{Output: outEnd})
+		outEnd.Close()
+		text, _ := io.ReadAll(out)
+		if err == nil && !exit.OK() {
+			err = fmt.Errorf("it %s: %s", exit, text)
+		}
+		return string(text), err
 	}
 	home := b.inNode("homes", "rc1.main.0")
 	if text, err := run("side", "sh", "-c", "echo $WHO $POD_ID $RC_ID; pwd"); err != nil || text != "side web rc1\n"+home+"\n" {

@@ -87,7 +87,7 @@ func newBenchAt(t *testing.T, client *consul.Client, prefix string) *bench {
 			Name: fmt.Sprintf("node-%x", sum), Address: fmt.Sprintf("127.%d.%d.%d", 2+sum>>16&0x7f, sum>>8&0xff, 1+sum%250),
 			Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 10},
 		},
-		Host: install.Host{Dir: filepath.Join(dir, "node"), Artifacts: b.artifacts}, Store: b.store, Runtime: b.runtime, Services: client.Services, Log: log,
+		Host: install.Host{Dir: filepath.Join(dir, "node"), Artifacts: b.artifacts, Runtime: b.runtime}, Store: b.store, Services: client.Services, Log: log,
 		BusyPoll: 30 * time.Millisecond, IdlePoll: 60 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 100 * time.Millisecond,
 	}
 	return b
@@ -121,17 +121,27 @@ func startSupervisor(t *testing.T, dir string) *shim.Client {
 	if err := consultest.StartTied(cmd, func(error) { close(done) }); err != nil {
 		t.Fatal(err)
 	}
-	client, err := shim.Dial(shim.ClientConfig{Dir: dir, ConnectTimeout: patience})
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() {
-		client.Close()
 		_ = stdin.Close() // this is what ends it
 		<-done
 	})
+	return dialSupervisor(t, dir, "")
+}
+
+func dialSupervisor(t *testing.T, dir, cgroup string) *shim.Client {
+	t.Helper()
+	client, err := shim.Dial(shim.ClientConfig{Dir: dir, Cgroup: cgroup, ConnectTimeout: patience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
 	return client
 }
+
+// runtimeDir is where the supervisor works.
+func (b *bench) runtimeDir() string { return filepath.Join(filepath.Dir(b.cfg.Dir), "shim") }
+
+func (b *bench) useRuntime(client *shim.Client) { b.runtime, b.cfg.Runtime = client, client }
 
 // agent is a running preparer.
 type agent struct {

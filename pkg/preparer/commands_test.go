@@ -6,13 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
 // stubborn writes its pid, and that of a child in a session of its own, and ends by nothing but SIGKILL.
@@ -29,12 +30,11 @@ func (b *bench) commandOf(index int) (pids []int, ended <-chan error) {
 	done := make(chan error, 1)
 	go func() {
 		defer outEnd.Close()
-		var err error
-		refused := b.current.RunIn(b.t.Context(), identity(index), "", stubborn, func(ctx context.Context, c oneshot.Command) {
-			c.Direct, c.Output = true, outEnd
-			_, err = oneshot.Run(ctx, c)
-		})
-		done <- errors.Join(refused, err)
+		command, err := b.current.Command(identity(index), "", stubborn)
+		if err == nil {
+			_, err = command(b.t.Context(), runtime.Streams{Output: outEnd})
+		}
+		done <- err
 	}()
 	line, _ := bufio.NewReader(out).ReadString('\n')
 	var shell, child int
@@ -87,10 +87,11 @@ func TestStopWaitsForCommandsOfAnEarlierPreparer(t *testing.T) {
 	digest := b.upload(b.sleeper("1"))
 	b.tell(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
-	if err := os.MkdirAll(b.inNode("commands"), 0o700); err != nil {
+	held := filepath.Join(b.runtimeDir(), "commands", b.procs(0)[0].Spec.ID)
+	if err := os.MkdirAll(filepath.Dir(held), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	guard, err := os.Create(b.inNode("commands", "rc1.main.0"))
+	guard, err := os.Create(held)
 	if err == nil {
 		err = unix.Flock(int(guard.Fd()), unix.LOCK_SH)
 	}
@@ -98,7 +99,7 @@ func TestStopWaitsForCommandsOfAnEarlierPreparer(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.tell(intent(0, digest, pod.Stopped, 20))
-	b.awaitState(0, pod.StateStopping, 20, "a command that was run in the pod is not dead yet")
+	b.awaitState(0, pod.StateStopping, 20, "killed, and not dead yet")
 	if err := guard.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -112,8 +112,8 @@ func runVictim(path string) error {
 	}
 	s := store.New(client, keys)
 	p, err := preparer.New(preparer.Config{
-		Host: install.Host{Dir: v.Dir, Artifacts: fetched, HooksDir: v.HooksDir, Step: step},
-		Node: v.Node, Store: s, Cache: fetched, Runtime: supervisor, Services: client.Services, Log: log,
+		Host: install.Host{Dir: v.Dir, Artifacts: fetched, HooksDir: v.HooksDir, Runtime: supervisor, Step: step},
+		Node: v.Node, Store: s, Cache: fetched, Services: client.Services, Log: log,
 		BusyPoll: 30 * time.Millisecond, IdlePoll: 60 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 100 * time.Millisecond,
 	})
 	if err != nil {

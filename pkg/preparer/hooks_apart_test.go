@@ -46,7 +46,7 @@ func TestHooksAreApart(t *testing.T) {
 		return
 	}
 	b.eventually(func() error {
-		if _, err := os.Stat(filepath.Join(host.Cgroup, install.HooksCgroup)); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(host.Cgroup, "hooks")); !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("the cgroup of hooks is left: %w", err)
 		}
 		return nil

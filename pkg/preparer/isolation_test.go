@@ -23,7 +23,8 @@ func (b *bench) isolated() isolate.Host {
 	if host.Cgroup != "" {
 		b.t.Cleanup(func() { isolate.Prune(host.Cgroup) })
 	}
-	b.cfg.Isolation = install.Isolation{Users: install.UserRange{First: 1_900_100_000, Last: 1_900_100_099}, Cgroup: host.Cgroup}
+	b.cfg.Isolation = install.Isolation{Users: install.UserRange{First: 1_900_100_000, Last: 1_900_100_099}, Limits: host.Cgroup != ""}
+	b.useRuntime(dialSupervisor(b.t, b.runtimeDir(), host.Cgroup))
 	for _, dir := range []string{filepath.Dir(b.cfg.Dir), b.cfg.Dir} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			b.t.Fatal(err)

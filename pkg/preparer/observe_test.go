@@ -22,7 +22,10 @@ import (
 func procsIn(phases ...runtime.Phase) []runtime.Status {
 	procs := make([]runtime.Status, len(phases))
 	for i, phase := range phases {
-		procs[i] = runtime.Status{Spec: runtime.Spec{ID: string(rune('a' + i)), Name: "web"}, Phase: phase, PID: i + 1, Restarts: 2}
+		procs[i] = runtime.Status{
+			Spec:  runtime.Spec{Process: runtime.Process{ID: string(rune('a' + i)), Name: "web"}},
+			State: runtime.State{Phase: phase, PID: i + 1, Restarts: 2},
+		}
 	}
 	return procs
 }
@@ -267,7 +270,10 @@ func TestObservesWhatChangedOrIsDue(t *testing.T) {
 		rec.Installed.Processes = []install.Process{{Name: "web", Launchable: "web"}}
 		rec.Installed.Manifest = []byte(`{"version":1,"id":"web","launchables":null,"health":{"tcp":{"port":"http"},"interval":"5s","timeout":"1s"}}`)
 		e := p.pods.add(ident(i), rec)
-		e.procs = []runtime.Status{{Spec: runtime.Spec{ID: install.SpecIDs(e.id, rec.Installed)[0]}, Phase: runtime.Running, PID: 1}}
+		e.procs = []runtime.Status{{
+			Spec:  runtime.Spec{Process: runtime.Process{ID: install.SpecIDs(e.id, rec.Installed)[0]}},
+			State: runtime.State{Phase: runtime.Running, PID: 1},
+		}}
 	}
 	changed, other := p.pods.all[ident(0)], p.pods.all[ident(1)]
 	said := func(e *entry) pod.Reality { r, _ := p.board.Reality(e.id); return r }

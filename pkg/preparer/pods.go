@@ -13,7 +13,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
-	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
@@ -116,10 +115,9 @@ type entry struct {
 	observed  bool      // nothing that observe reads has changed since
 	due       time.Time // when time alone may change what is observed
 
-	working  bool  // a worker is at it, or will be
-	again    bool  // something happened since that worker began its pass
-	tidied   int64 // revision of the version after whose launch all was tidied up; only the worker uses it
-	commands supervise.Commands
+	working bool  // a worker is at it, or will be
+	again   bool  // something happened since that worker began its pass
+	tidied  int64 // revision of the version after whose launch all was tidied up; only the worker uses it
 
 	wake   wait.Signal
 	cancel context.CancelFunc // of the installation under way; nil when none is

@@ -29,7 +29,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/push"
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/preparer/report"
-	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 	"github.com/rcfarm/rcfarm/pkg/scale"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -79,7 +78,6 @@ type Config struct {
 	install.Host
 	Store    Store
 	Cache    Cache // nil: artifacts are neither mended nor removed
-	Runtime  runtime.Runtime
 	Services register.Services
 	State    State       // nil: NewDisk in Dir/pods
 	Doors    claim.Doors // nil: nobody asks what pods may do at Consul
@@ -230,7 +228,7 @@ func New(cfg Config) (*Preparer, error) {
 		HookFailed: cfg.Metrics.hookFailures.Inc, FetchFailed: p.prunable.Raise,
 	}, numbers)
 	p.agent, err = register.New(register.Config{
-		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Versions: p.node, Reserve: reserve, Limiter: p.limiter, Log: p.log,
+		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Runtime: cfg.Runtime, Versions: p.node, Reserve: reserve, Limiter: p.limiter, Log: p.log,
 		Step: cfg.Step, BusyPoll: cfg.BusyPoll, IdlePoll: cfg.IdlePoll, Pods: p.servicePods, Up: p.isUp, Changed: p.sawServices,
 	})
 	for id, e := range p.pods.all {

@@ -22,7 +22,10 @@ func TestRested(t *testing.T) {
 	m := &manifest.Manifest{Health: &manifest.Health{InitialDelay: &delay}}
 	now := time.Now()
 	started := func(pid int, ago time.Duration) runtime.Status {
-		return runtime.Status{Spec: runtime.Spec{ID: "web"}, Phase: runtime.Running, PID: pid, StartedAt: now.Add(-ago).Round(0)}
+		return runtime.Status{
+			Spec:  runtime.Spec{Process: runtime.Process{ID: "web"}},
+			State: runtime.State{Phase: runtime.Running, PID: pid, StartedAt: now.Add(-ago).Round(0)},
+		}
 	}
 	for name, c := range map[string]struct {
 		procs []runtime.Status
@@ -35,8 +38,8 @@ func TestRested(t *testing.T) {
 		"clock was ahead":      {[]runtime.Status{started(1, -time.Hour)}, 9 * time.Second, false},
 		"and waited for":       {[]runtime.Status{started(1, -time.Hour)}, 10 * time.Second, true},
 		"one of two":           {[]runtime.Status{started(1, time.Minute), started(2, 0)}, time.Second, false},
-		"nothing runs":         {[]runtime.Status{{Phase: runtime.Backoff}}, time.Hour, false},
-		"the other waits only": {[]runtime.Status{started(1, time.Minute), {Phase: runtime.Backoff}}, 0, true},
+		"nothing runs":         {[]runtime.Status{{State: runtime.State{Phase: runtime.Backoff}}}, time.Hour, false},
+		"the other waits only": {[]runtime.Status{started(1, time.Minute), {State: runtime.State{Phase: runtime.Backoff}}}, 0, true},
 	} {
 		var e entry
 		e.sawProcs(c.procs, now)

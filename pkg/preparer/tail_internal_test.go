@@ -16,7 +16,10 @@ func TestTheEndOfALog(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "main.log")
-	failed := []runtime.Status{{Phase: runtime.Exited, LastExit: &pod.Exit{Code: 1}, Spec: runtime.Spec{LogPath: path}}}
+	failed := []runtime.Status{{
+		Spec:  runtime.Spec{Process: runtime.Process{LogPath: path}},
+		State: runtime.State{Phase: runtime.Exited, LastExit: &pod.Exit{Code: 1}},
+	}}
 	once := &manifest.Manifest{Launchables: []manifest.Launchable{{Restart: &manifest.Restart{Policy: manifest.RestartNever}}}}
 	r := &pod.Reality{State: pod.StateFailed}
 	for log, want := range map[string]string{

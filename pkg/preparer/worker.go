@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -306,7 +305,6 @@ func (w *worker) clear(rec *Record) error {
 	err, on := error(nil), Littered
 	if stoppedFor(rec, w.began, time.Now()) >= w.cfg.KeepStopped {
 		if err = w.node.Discard(w.e.id); err == nil {
-			_ = os.Remove(commandsPath(w.cfg.Dir, w.e.id)) // it is empty, and may be made again
 			on = Cleared
 		}
 	}
@@ -346,7 +344,7 @@ func (w *worker) halt(ctx context.Context, rec *Record, procs []runtime.Status, 
 			return err
 		}
 	}
-	if err := w.stopWithCommands(ctx, procs, stop, stopped); err != nil {
+	if err := w.stopAll(ctx, procs, stop, stopped); err != nil {
 		return err
 	}
 	for _, v := range w.versionsOf(rec, procs, slices.Concat(stop, stopped)) {
@@ -355,6 +353,18 @@ func (w *worker) halt(ctx context.Context, rec *Record, procs []runtime.Status, 
 		}
 	}
 	return nil
+}
+
+// stopAll stops processes, also those that have stopped: a command may still run beside one, and whatever was started in the pod is
+// gone before its stop is confirmed (P5).
+func (w *worker) stopAll(ctx context.Context, procs []runtime.Status, stop, stopped []string) error {
+	all := slices.Concat(stop, stopped)
+	if len(all) == 0 {
+		return nil
+	}
+	defer w.During(stopText(procs, stop))()
+	slices.Sort(all)
+	return w.processes.Stop(ctx, slices.Compact(all))
 }
 
 // versionsOf returns the versions that some of the processes belong to, as far as they are known, the newest first.
@@ -372,20 +382,6 @@ func (w *worker) versionsOf(rec *Record, procs []runtime.Status, some []string) 
 // version returns a version that is in the pod's record, nil when its manifest is not known.
 func (w *worker) version(rec *Record, in *install.Installed) *install.Version {
 	return w.node.Version(w.e.id, rec.UID, in)
-}
-
-// stopWithCommands stops processes, and ends what operators run beside them: whatever was started in the pod is gone before
-// its stop is confirmed (P5).
-func (w *worker) stopWithCommands(ctx context.Context, procs []runtime.Status, stop, stopped []string) error {
-	if len(stop)+len(stopped) == 0 {
-		return nil
-	}
-	defer w.During(stopText(procs, stop))()
-	defer w.e.commands.End()()
-	if err := w.processes.Stop(ctx, stop); err != nil {
-		return err
-	}
-	return supervise.AwaitCommands(ctx, commandsPath(w.cfg.Dir, w.e.id))
 }
 
 // stopIDs returns the ids of all processes that the pod has or may have, and apart those that have stopped already.

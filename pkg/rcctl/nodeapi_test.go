@@ -17,6 +17,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
@@ -36,14 +37,15 @@ func (d logDir) LogFiles(id pod.Identity) (map[string]string, bool) {
 	return files, false
 }
 
-func (d logDir) RunIn(ctx context.Context, id pod.Identity, process string, argv []string, run func(context.Context, oneshot.Command)) error {
+func (d logDir) Command(id pod.Identity, process string, argv []string) (runtime.Command, error) {
 	if id.Role != "main" || id.Index != 0 || process == "other" {
-		return errors.New("it has no process that runs on this node")
+		return nil, errors.New("it has no process that runs on this node")
 	}
 	argv = slices.Clone(argv)
 	argv[0] = filepath.Join("/bin", argv[0])
-	run(ctx, oneshot.Command{Argv: argv, Env: []string{"PATH=/bin:/usr/bin"}, Dir: string(d)})
-	return nil
+	return func(ctx context.Context, streams runtime.Streams) (runtime.Exit, error) {
+		return oneshot.Run(ctx, oneshot.Command{Argv: argv, Env: []string{"PATH=/bin:/usr/bin"}, Dir: string(d), Streams: streams})
+	}, nil
 }
 
 // Scale has room for three replicas, and knows the service agent.

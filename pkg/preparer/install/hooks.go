@@ -15,7 +15,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
-	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 )
 
 // The turning points of a pod's life that hooks stand at.
@@ -34,6 +33,9 @@ const (
 // requiredSuffix ends the name of a hook of the node that must succeed.
 const requiredSuffix = ".required"
 
+// maxHookBytes bounds what one hook may write into the log.
+const maxHookBytes = 1 << 20
+
 // hooksLog is the file in a pod's log directory that its hooks write into. No process can be called so.
 const hooksLog = "_hooks.log"
 
@@ -43,7 +45,7 @@ type hook struct {
 	label    string // for people
 	required bool
 	timeout  time.Duration
-	command  oneshot.Command
+	run      runtime.Once
 }
 
 // errHook is in every error of a required hook.
@@ -99,14 +101,11 @@ func (v *Version) podHook(point string, l *manifest.Launchable, path string, arg
 	if err != nil {
 		return hook{}, err
 	}
-	v.n.cfg.Isolation.confineHook(iso, v.ID, point, l.Resources)
 	env := v.env(l)
 	env[envHook] = point
 	return hook{
 		point: point, label: l.Name + ":" + path, timeout: manifest.DefaultHookTimeout,
-		command: oneshot.Command{
-			Argv: append([]string{v.Path(l.Name, path)}, args...), Env: joinEnv(env), Dir: v.n.home(v.ID), Isolation: iso, OwnCgroup: true,
-		},
+		run: runtime.Once{Command: append([]string{v.Path(l.Name, path)}, args...), Env: joinEnv(env), Dir: v.n.home(v.ID), Isolation: iso},
 	}, nil
 }
 
@@ -156,15 +155,15 @@ func (v *Version) nodeHooks(point string) ([]hook, error) {
 	env := v.nodeEnv(&v.M.Launchables[0])
 	env[envPath], env[envHook] = defaultPath, point
 	var iso *runtime.Isolation
-	if v.n.cfg.Isolation.Cgroup != "" {
+	if v.n.cfg.Isolation.Limits {
 		iso = &runtime.Isolation{UID: os.Getuid(), GID: os.Getgid()}
-		v.n.cfg.Isolation.confineHook(iso, v.ID, point, manifest.Resources{})
+		v.n.cfg.Isolation.limit(iso, manifest.Resources{})
 	}
 	var hooks []hook
 	for _, key := range slices.Sorted(maps.Keys(found)) {
 		hooks = append(hooks, hook{
 			point: point, label: found[key], required: strings.HasSuffix(found[key], requiredSuffix), timeout: manifest.DefaultHookTimeout,
-			command: oneshot.Command{Argv: []string{found[key]}, Env: joinEnv(env), Dir: "/", Isolation: iso, OwnCgroup: true},
+			run: runtime.Once{Command: []string{found[key]}, Env: joinEnv(env), Dir: "/", Isolation: iso},
 		})
 	}
 	return hooks, nil
@@ -179,13 +178,13 @@ func (v *Version) runHook(ctx context.Context, tell Progress, h *hook) error {
 	defer func() { _ = log.Close() }() // what a hook says is not worth a failure
 	began := time.Now()
 	fmt.Fprintf(log, "%s %s of version %s: %s\n", began.UTC().Format(time.RFC3339), h.point, v.In.name(), h.label)
-	h.command.Output = log
+	h.run.Name = FileName(v.ID) + "." + h.point
 	timeout := fmt.Errorf("was killed after %s", h.timeout)
 	limited, cancel := context.WithTimeoutCause(ctx, h.timeout, timeout)
 	defer cancel()
 	defer tell.During(fmt.Sprintf("hook %s runs: %s; it has %s from the start", h.point, h.label, h.timeout))()
 	v.n.cfg.Step("hook " + h.point)
-	exit, err := oneshot.Run(limited, h.command)
+	exit, err := v.n.cfg.Runtime.RunOnce(limited, h.run, runtime.Streams{Output: log, MaxBytes: maxHookBytes})
 	if err == nil && !exit.OK() {
 		err = errors.New(exit.String())
 	}

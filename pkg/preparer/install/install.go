@@ -22,6 +22,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
@@ -48,9 +49,10 @@ type Host struct {
 	HooksDir  string // absolute: the node's own hooks; empty: it has none
 	Isolation Isolation
 	Artifacts Artifacts
-	Trust     Trust // nil: every manifest may run
-	LogBytes  int64 // of one process before its log file is rotated
-	LogKeep   int   // rotated log files kept for each process
+	Runtime   runtime.Runtime // runs hooks
+	Trust     Trust           // nil: every manifest may run
+	LogBytes  int64           // of one process before its log file is rotated
+	LogKeep   int             // rotated log files kept for each process
 
 	// Step is called at every durable step, by the name of what was done. It is there for tests that end the process.
 	Step func(name string)

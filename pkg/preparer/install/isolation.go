@@ -21,7 +21,7 @@ import (
 type Isolation struct {
 	Users  UserRange // each pod is one of them; zero: all run as the preparer's own user
 	Tmp    bool      // each pod has a /tmp of its own
-	Cgroup string    // directory of cgroup v2 below which each process has one; empty: none has
+	Limits bool      // each process is held to the limits of its launchable, as far as the runtime can
 	// AllowRoot lets manifests ask for the user root.
 	AllowRoot bool
 	// NoUsers is why a preparer that is root cannot give pods users of their own. Then no process is started as root in place
@@ -35,7 +35,7 @@ func (in Isolation) String() string {
 	for _, part := range []struct {
 		name string
 		has  bool
-	}{{"users", in.Users.on()}, {"cgroup", in.Cgroup != ""}, {"tmp", in.Tmp}} {
+	}{{"users", in.Users.on()}, {"cgroup", in.Limits}, {"tmp", in.Tmp}} {
 		if part.has {
 			parts = append(parts, part.name)
 		}
@@ -49,7 +49,7 @@ func (in Isolation) String() string {
 	return strings.Join(parts, ",")
 }
 
-// isolation is what the hooks of a launchable run under, and its processes besides their cgroup; nil: as the preparer does.
+// isolation is what processes and hooks of a launchable run under; nil: as the preparer does.
 func (v *Version) isolation(l *manifest.Launchable) (*runtime.Isolation, error) {
 	in := v.n.cfg.Isolation
 	iso, err := in.of(v.uid, l, v.n.lookUp)
@@ -59,6 +59,7 @@ func (v *Version) isolation(l *manifest.Launchable) (*runtime.Isolation, error) 
 	if iso != nil && in.Tmp {
 		iso.Tmp = v.n.dirOf(tmpDir, v.ID)
 	}
+	in.limit(iso, l.Resources)
 	return iso, nil
 }
 
@@ -93,23 +94,13 @@ func (in Isolation) of(number int, l *manifest.Launchable, lookUp func(string) (
 }
 
 // none reports whether processes run just as the preparer does.
-func (in Isolation) none() bool { return !in.Users.on() && !in.Tmp && in.Cgroup == "" }
+func (in Isolation) none() bool { return !in.Users.on() && !in.Tmp && !in.Limits }
 
-// confine gives a process, besides, a cgroup of its own with the limits of its launchable.
-func (in Isolation) confine(iso *runtime.Isolation, specID string, r manifest.Resources) {
-	if iso == nil || in.Cgroup == "" {
-		return
+// limit holds a process to the limits of its launchable.
+func (in Isolation) limit(iso *runtime.Isolation, r manifest.Resources) {
+	if iso != nil && in.Limits {
+		iso.CPU, iso.Memory, iso.PIDs = int64(r.CPU), int64(r.Memory), r.MaxPIDs()
 	}
-	iso.Cgroup = filepath.Join(in.Cgroup, specID)
-	iso.CPU, iso.Memory, iso.PIDs = int64(r.CPU), int64(r.Memory), r.MaxPIDs()
-}
-
-// HooksCgroup is the part of the node's cgroup that hooks are in.
-const HooksCgroup = "hooks"
-
-// confineHook gives a hook a cgroup of its own, with the limits of the launchable that it is of.
-func (in Isolation) confineHook(iso *runtime.Isolation, id pod.Identity, point string, r manifest.Resources) {
-	in.confine(iso, filepath.Join(HooksCgroup, FileName(id)+"."+point), r)
 }
 
 // lookUp finds an account of the node by its name, or by its number. User 0 has one name here, so that nobody gets it unawares.

@@ -93,7 +93,7 @@ func TestIsolationOf(t *testing.T) {
 		}
 		return account.Account{}, errors.New("no such account")
 	}
-	refusing := Isolation{NoUsers: "users: the directory is closed", Cgroup: "/c"}
+	refusing := Isolation{NoUsers: "users: the directory is closed", Limits: true}
 	users := Isolation{Users: UserRange{First: 5000, Last: 5999}}
 	for name, tt := range map[string]struct {
 		in     Isolation
@@ -118,8 +118,8 @@ func TestIsolationOf(t *testing.T) {
 		"off":                   {},
 		"off, same user":        {user: "self"},
 		"off, another user":     {user: "web", says: `asks for "web"`},
-		"only a cgroup":         {in: Isolation{Cgroup: "/c"}, want: &runtime.Isolation{UID: own, GID: os.Getgid(), NoNewPrivileges: true}},
-		"cgroup, other user":    {in: Isolation{Cgroup: "/c"}, user: "web", says: `asks for "web"`},
+		"only limits":           {in: Isolation{Limits: true}, want: &runtime.Isolation{UID: own, GID: os.Getgid(), NoNewPrivileges: true}},
+		"limits, other user":    {in: Isolation{Limits: true}, user: "web", says: `asks for "web"`},
 	} {
 		got, err := tt.in.of(tt.number, &manifest.Launchable{User: tt.user}, accounts)
 		if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
@@ -134,8 +134,8 @@ func TestIsolationOf(t *testing.T) {
 func TestIsolationNamed(t *testing.T) {
 	users := UserRange{First: 1, Last: 2}
 	for want, in := range map[string]Isolation{
-		"none": {AllowRoot: true}, "users": {Users: users}, "users,cgroup,tmp": {Users: users, Cgroup: "/c", Tmp: true}, "tmp": {Tmp: true},
-		"refused": {NoUsers: "users: why", Cgroup: "/c"},
+		"none": {AllowRoot: true}, "users": {Users: users}, "users,cgroup,tmp": {Users: users, Limits: true, Tmp: true}, "tmp": {Tmp: true},
+		"refused": {NoUsers: "users: why", Limits: true},
 	} {
 		if got := in.String(); got != want {
 			t.Errorf("%+v is called %q, want %q", in, got, want)
@@ -162,23 +162,23 @@ func TestGroupsOfTwoPods(t *testing.T) {
 	}
 }
 
-func TestConfine(t *testing.T) {
+func TestLimit(t *testing.T) {
 	r := manifest.Resources{CPU: 1, Memory: 2, PIDs: 3}
 	iso := &runtime.Isolation{UID: 7}
-	Isolation{}.confine(iso, "p", r)
+	Isolation{}.limit(iso, r)
 	if diff := cmp.Diff(&runtime.Isolation{UID: 7}, iso); diff != "" {
-		t.Errorf("without cgroups:\n%s", diff)
+		t.Errorf("without limits:\n%s", diff)
 	}
-	Isolation{Cgroup: "/c"}.confine(iso, "p", r)
-	if diff := cmp.Diff(&runtime.Isolation{UID: 7, Cgroup: "/c/p", CPU: 1, Memory: 2, PIDs: 3}, iso); diff != "" {
-		t.Errorf("with cgroups:\n%s", diff)
+	Isolation{Limits: true}.limit(iso, r)
+	if diff := cmp.Diff(&runtime.Isolation{UID: 7, CPU: 1, Memory: 2, PIDs: 3}, iso); diff != "" {
+		t.Errorf("with limits:\n%s", diff)
 	}
 	unlimited := &runtime.Isolation{}
-	Isolation{Cgroup: "/c"}.confine(unlimited, "p", manifest.Resources{})
-	if diff := cmp.Diff(&runtime.Isolation{Cgroup: "/c/p", PIDs: manifest.DefaultPIDs}, unlimited); diff != "" {
+	Isolation{Limits: true}.limit(unlimited, manifest.Resources{})
+	if diff := cmp.Diff(&runtime.Isolation{PIDs: manifest.DefaultPIDs}, unlimited); diff != "" {
 		t.Errorf("of a launchable that asks for nothing:\n%s", diff)
 	}
-	Isolation{Cgroup: "/c"}.confine(nil, "p", r)
+	Isolation{Limits: true}.limit(nil, r)
 }
 
 func TestLookUp(t *testing.T) {

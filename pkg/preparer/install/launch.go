@@ -58,8 +58,7 @@ func (v *Version) Spec(of Process) (runtime.Spec, error) {
 		restart.Policy, restart.Min, restart.Max = cmp.Or(r.Policy, restart.Policy), r.BackoffMin.Or(restart.Min), r.BackoffMax.Or(restart.Max)
 	}
 	id := SpecID(v.ID, v.In, of.Name)
-	v.n.cfg.Isolation.confine(iso, id, l.Resources)
-	return runtime.Spec{
+	return runtime.Spec{Isolation: iso, Process: runtime.Process{
 		ID:  id,
 		Pod: v.ID, Revision: v.In.Revision, Name: of.Name,
 		Command: append([]string{v.Path(l.Name, of.Path)}, l.Args...),
@@ -67,8 +66,8 @@ func (v *Version) Spec(of Process) (runtime.Spec, error) {
 		LogPath:  filepath.Join(v.n.Logs(v.ID), of.Name+".log"),
 		LogBytes: v.n.cfg.LogBytes, LogKeep: v.n.cfg.LogKeep,
 		StopGrace: l.StopGrace.Or(manifest.DefaultStopGrace), StopSignal: l.StopSignal,
-		Restart: restart, Isolation: iso, StartSuspended: v.M.Disconnect != nil && v.M.Disconnect.StopAfter != nil,
-	}, nil
+		Restart: restart, StartSuspended: v.M.Disconnect != nil && v.M.Disconnect.StopAfter != nil,
+	}}, nil
 }
 
 // Ensure makes everything present that the version is launched from. It is there unless the disk lost it.

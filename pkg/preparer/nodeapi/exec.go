@@ -12,7 +12,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
 // aliveEvery is how often a client is told that its command still runs, and found out that has gone.
@@ -36,17 +36,12 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, id pod.Identity) {
 		http.Error(w, "arg: missing; allowed: a program and its arguments", http.StatusBadRequest)
 		return
 	}
-	err := s.pods.RunIn(r.Context(), id, q.Get(paramProcess), argv, func(ctx context.Context, command oneshot.Command) {
-		s.answerExec(ctx, w, r, id, argv[0], command)
-	})
+	command, err := s.pods.Command(id, q.Get(paramProcess), argv)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusConflict)
+		return
 	}
-}
-
-// answerExec runs the command and answers with what it writes.
-func (s *Server) answerExec(ctx context.Context, w http.ResponseWriter, r *http.Request, id pod.Identity, name string, command oneshot.Command) {
-	log := s.cfg.Log.WithFields(obs.Fields{obs.Pod: id.String(), "command": name, "remote": r.RemoteAddr})
+	log := s.cfg.Log.WithFields(obs.Fields{obs.Pod: id.String(), "command": argv[0], "remote": r.RemoteAddr})
 	answer := http.NewResponseController(w)
 	if err := answer.EnableFullDuplex(); err != nil && r.ProtoMajor < 2 {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -56,10 +51,10 @@ func (s *Server) answerExec(ctx context.Context, w http.ResponseWriter, r *http.
 	w.Header().Set("Connection", "close")
 	w.WriteHeader(http.StatusOK)
 	out := &frames{to: w, flush: answer.Flush}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	var stdin io.Reader
-	if r.URL.Query().Get(paramStdin) != "" {
+	if q.Get(paramStdin) != "" {
 		stdin = r.Body
 	}
 	ended := s.run(ctx, cancel, command, stdin, out, func() {
@@ -69,14 +64,13 @@ func (s *Server) answerExec(ctx context.Context, w http.ResponseWriter, r *http.
 }
 
 // run runs the command with its streams connected, and tells the client how it ended. noInput ends a read of stdin.
-func (s *Server) run(ctx context.Context, cancel func(), command oneshot.Command, stdin io.Reader, out *frames, noInput func()) Ended {
+func (s *Server) run(ctx context.Context, cancel func(), command runtime.Command, stdin io.Reader, out *frames, noInput func()) Ended {
 	p, err := newPipes(stdin != nil)
 	if err != nil {
 		ended := Ended{Code: -1, Error: fmt.Sprintf("make pipes: %v", err)}
 		_ = out.end(ended) // who has gone is not told
 		return ended
 	}
-	command.Direct, command.Input, command.Output, command.Errors = true, p.in, p.out, p.errs
 	var outputs, input, alive sync.WaitGroup
 	done := make(chan struct{}) // closed when nothing of the command is left
 	outputs.Go(func() { handOn(stream{out, frameStdout}, p.outEnd, cancel) })
@@ -93,7 +87,7 @@ func (s *Server) run(ctx context.Context, cancel func(), command oneshot.Command
 		})
 	}
 	alive.Go(func() { keepAlive(out, done, cancel) })
-	exit, err := oneshot.Run(ctx, command)
+	exit, err := command(ctx, runtime.Streams{Input: p.in, Output: p.out, Errors: p.errs})
 	p.closeOurs() // what the program wrote is still read to its end
 	outputs.Wait()
 	close(done)

@@ -8,7 +8,7 @@ import (
 	"io"
 	"sync"
 
-	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
 // The kinds of frames in the answer to a command: one byte, then the length of what follows as four bytes in network
@@ -35,7 +35,7 @@ func (e Ended) String() string {
 	if e.Error != "" {
 		return e.Error
 	}
-	return oneshot.Exit{Code: e.Code, Signal: e.Signal}.String()
+	return runtime.Exit{Code: e.Code, Signal: e.Signal}.String()
 }
 
 var errFrame = errors.New("the answer is not what this version understands")

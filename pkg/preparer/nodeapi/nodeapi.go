@@ -24,7 +24,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/listen"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
@@ -52,9 +52,8 @@ type Pods interface {
 	// LogFiles returns the log file of every process that a pod has or had on this node, by the process's name, and whether
 	// anything may still be written to them.
 	LogFiles(id pod.Identity) (files map[string]string, more bool)
-	// RunIn has a command run as one of the pod's processes is; an empty name means its first. The context that run is given ends
-	// with ctx, and with that process. An error means that run was not called.
-	RunIn(ctx context.Context, id pod.Identity, process string, argv []string, run func(context.Context, oneshot.Command)) error
+	// Command returns what runs a command as one of the pod's processes is run; an empty name means its first.
+	Command(id pod.Identity, process string, argv []string) (runtime.Command, error)
 	// Scale takes a request. Its errors are those of package scale, or about the node itself.
 	Scale(ctx context.Context, r scale.Request) (scale.Response, error)
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
@@ -65,12 +66,13 @@ func (p *pods) LogFiles(id pod.Identity) (map[string]string, bool) {
 	return maps.Clone(p.files), !p.ended
 }
 
-func (p *pods) RunIn(ctx context.Context, id pod.Identity, process string, argv []string, run func(context.Context, oneshot.Command)) error {
+func (p *pods) Command(id pod.Identity, process string, argv []string) (runtime.Command, error) {
 	if id != webPod || process != "" && process != "web" {
-		return fmt.Errorf("pod %s has no process that runs on this node", id)
+		return nil, fmt.Errorf("pod %s has no process that runs on this node", id)
 	}
-	run(ctx, oneshot.Command{Argv: argv, Env: []string{"PATH=/usr/bin:/bin", "WHO=web"}, Dir: p.dir})
-	return nil
+	return func(ctx context.Context, streams runtime.Streams) (runtime.Exit, error) {
+		return oneshot.Run(ctx, oneshot.Command{Argv: argv, Env: []string{"PATH=/usr/bin:/bin", "WHO=web"}, Dir: p.dir, Streams: streams})
+	}, nil
 }
 
 func (p *pods) Scale(_ context.Context, r scale.Request) (scale.Response, error) {

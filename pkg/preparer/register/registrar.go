@@ -71,6 +71,7 @@ type Config struct {
 	Node     node.Node
 	Dir      string // the data directory
 	Services Services
+	Runtime  runtime.Runtime // runs health scripts
 	Versions *install.Node
 	Reserve  *durable.Reserve
 	Limiter  *loop.LogLimiter

@@ -15,7 +15,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
-	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
@@ -68,8 +67,8 @@ func (r *Registrar) beginScript(ctx context.Context, p Pod) bool {
 	}
 	v := r.cfg.Versions.Version(p.ID, p.UID, p.Installed)
 	l := p.Manifest.LaunchableOf(p.Manifest.Health.Script.Launchable)
-	i := slices.IndexFunc(p.Procs, func(s runtime.Status) bool { return s.Spec.ID == v.FirstOf(l) })
-	if i < 0 {
+	process := v.FirstOf(l)
+	if !slices.ContainsFunc(p.Procs, func(s runtime.Status) bool { return s.Spec.ID == process }) {
 		return false
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -80,7 +79,7 @@ func (r *Registrar) beginScript(ctx context.Context, p Pod) bool {
 	go func() {
 		defer close(w.done)
 		defer cancel()
-		r.runScript(ctx, s, w, v, l, p.Procs[i].Spec)
+		r.runScript(ctx, s, w, v, l, process)
 	}()
 	return true
 }
@@ -98,8 +97,8 @@ func (r *Registrar) endScripts() {
 	}
 }
 
-// runScript runs a script, as the process that it belongs to runs, until ctx ends.
-func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v *install.Version, l *manifest.Launchable, spec runtime.Spec) {
+// runScript runs a script, beside the process that it belongs to, until ctx ends.
+func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v *install.Version, l *manifest.Launchable, process string) {
 	h := v.M.Health
 	interval := h.Interval.Or(manifest.DefaultHealthInterval)
 	// What the version links to: somebody may have removed the artifact of a running pod.
@@ -109,12 +108,9 @@ func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v
 			return
 		}
 	}
-	command := oneshot.Command{
-		Argv: append([]string{v.Path(l.Name, h.Script.Path)}, h.Script.Args...), Env: spec.Env, Dir: spec.Dir,
-		Isolation: spec.Isolation, OutputBytes: maxOutput,
-	}
+	command := append([]string{v.Path(l.Name, h.Script.Path)}, h.Script.Args...)
 	timeout := h.Timeout.Or(manifest.DefaultHealthTimeout)
-	ask := func(ctx context.Context) (string, error) { return r.askScript(ctx, command, timeout) }
+	ask := func(ctx context.Context) (string, error) { return r.askScript(ctx, process, command, timeout) }
 	count := counter{passing: w.verdict.passing, success: h.SuccessThreshold, failure: h.FailureThreshold}
 	judge(ctx, interval, count, ask, func(says verdict) {
 		id := serviceIDs(r.cfg.Node.Name, v.ID, nil, r.heard(v.ID, s, w, says))[0]
@@ -126,17 +122,16 @@ func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v
 }
 
 // askScript runs a health script once. What it writes is kept in memory, as nobody else reads it.
-func (r *Registrar) askScript(ctx context.Context, command oneshot.Command, timeout time.Duration) (output string, err error) {
+func (r *Registrar) askScript(ctx context.Context, process string, command []string, timeout time.Duration) (output string, err error) {
 	fd, err := unix.MemfdCreate("health script", unix.MFD_CLOEXEC)
 	if err != nil {
 		return "", fmt.Errorf("keep its output: %w", err)
 	}
 	file := os.NewFile(uintptr(fd), "health script")
 	defer func() { _ = file.Close() }()
-	command.Output = file
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the health script took longer than %s", timeout))
 	defer cancel()
-	exit, err := oneshot.Run(ctx, command)
+	exit, err := r.cfg.Runtime.Exec(ctx, process, command, runtime.Streams{Output: file, MaxBytes: maxOutput})
 	if err == nil && !exit.OK() {
 		err = fmt.Errorf("the health script %s", exit)
 	}

@@ -44,10 +44,10 @@ func (r Restart) Delay(shortRuns int, lo, hi time.Duration) time.Duration {
 }
 
 // Signal returns what asks the process to end; false when its name is not known.
-func (s Spec) Signal() (unix.Signal, bool) {
-	if s.StopSignal == "" {
+func (p Process) Signal() (unix.Signal, bool) {
+	if p.StopSignal == "" {
 		return unix.SIGTERM, true
 	}
-	sig := unix.SignalNum(s.StopSignal)
+	sig := unix.SignalNum(p.StopSignal)
 	return sig, sig != 0
 }

@@ -77,12 +77,12 @@ func TestRestartDelay(t *testing.T) {
 
 func TestSpecSignal(t *testing.T) {
 	for name, want := range map[string]unix.Signal{"": unix.SIGTERM, "SIGTERM": unix.SIGTERM, "SIGINT": unix.SIGINT, "SIGUSR2": unix.SIGUSR2} {
-		if got, ok := (runtime.Spec{StopSignal: name}).Signal(); got != want || !ok {
+		if got, ok := (runtime.Process{StopSignal: name}).Signal(); got != want || !ok {
 			t.Errorf("%q is %v, %t; want %v", name, got, ok, want)
 		}
 	}
 	for _, name := range []string{"INT", "sigint", "15", "SIGNONE"} {
-		if got, ok := (runtime.Spec{StopSignal: name}).Signal(); ok {
+		if got, ok := (runtime.Process{StopSignal: name}).Signal(); ok {
 			t.Errorf("%q is %v", name, got)
 		}
 	}

@@ -1,5 +1,8 @@
-// Package runtime is the seam between the preparer and whatever keeps processes running on its node. A runtime
-// outlives the preparer: processes keep their pids when the preparer restarts.
+// Package runtime is the seam between the preparer and whatever runs processes on its node: what is kept running, programs that run
+// once, and commands beside what runs. A runtime outlives the preparer: processes keep their pids when the preparer restarts.
+//
+// The preparer says what is wanted, down to who a process is and what it may take. How a node does that, as with cgroups or mounts, is
+// the runtime's.
 package runtime
 
 import (
@@ -12,27 +15,56 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
-// Runtime supervises processes. All methods are safe for concurrent use. An error means that the runtime could not be
+// Runtime runs processes. All methods are safe for concurrent use. An error means that the runtime could not be
 // reached or refused; it never means that a process stopped.
 type Runtime interface {
 	// Start makes the process run, and keep running as its restart policy says. It is idempotent: the same Spec again
 	// changes nothing, also when that process has exited. The same ID with a different Spec is refused with ErrExists.
 	Start(ctx context.Context, spec Spec) error
 	// Stop asks the process and its whole group to end with its stop signal, kills the group after spec.StopGrace, and
-	// returns when nothing of it runs any more. It is idempotent; an unknown ID counts as stopped.
+	// returns when nothing of it runs any more, nor of a command that Exec runs beside it, whichever preparer asked for that. It is
+	// idempotent; an unknown ID counts as stopped.
 	Stop(ctx context.Context, id string) error
 	// Remove forgets a stopped or exited process. It refuses one that runs or waits to; an unknown ID is fine.
 	Remove(ctx context.Context, id string) error
 	// Watch returns the state of every process as soon as anything differs from the given cursor (zero: at once),
 	// or when the context ends. The cursor that comes back goes into the next call.
 	Watch(ctx context.Context, cursor uint64) ([]Status, uint64, error)
+
+	// RunOnce runs a program to its end and returns how it ended. When ctx ends first, everything of it is killed and the cause of
+	// ctx's end comes back. Nothing of the program runs when RunOnce returns, unless that is ErrSurvived, nor after the death of the
+	// preparer.
+	RunOnce(ctx context.Context, run Once, streams Streams) (Exit, error)
+	// Exec is RunOnce for a command beside a supervised process: with its environment, directory and isolation. It is refused with
+	// ErrNotRunning for an ID that is unknown, and for a process that is stopped or about to be. Stop ends the command.
+	Exec(ctx context.Context, id string, command []string, streams Streams) (Exit, error)
 }
 
-// ErrExists is returned by Start for an ID that is in use with another Spec.
-var ErrExists = errors.New("a process with this id and another specification exists")
+// Errors that every runtime returns and a caller may test for.
+var (
+	// ErrExists is returned by Start for an ID that is in use with another Spec.
+	ErrExists = errors.New("a process with this id and another specification exists")
+	// ErrInvalid is returned for a specification or a command that cannot be run; nothing was changed.
+	ErrInvalid = errors.New("not a valid process specification")
+	// ErrNotStopped is returned by Remove for a process that is not stopped.
+	ErrNotStopped = errors.New("the process is not stopped")
+	// ErrNotRunning is returned by Exec where there is nothing to run a command beside.
+	ErrNotRunning = errors.New("the process is stopped, or about to be")
+	// ErrNotStarted is returned by RunOnce and Exec when the program could not be executed.
+	ErrNotStarted = errors.New("not started")
+	// ErrSurvived is in what RunOnce, Exec and Stop return when something did not end although it was killed.
+	ErrSurvived = errors.New("killed, and not dead yet")
+)
 
-// Spec is one process to supervise.
+// Spec is one process to supervise, and what keeps it from the rest of the node.
 type Spec struct {
+	Process
+
+	Isolation *Isolation `json:"isolation,omitempty"` // nil: it runs as the supervisor does
+}
+
+// Process is one process to supervise.
+type Process struct {
 	ID        string        `json:"id"`         // unique on the node; letters, digits, '-', '_' and '.' only
 	Pod       pod.Identity  `json:"pod"`        // what it belongs to; given back in Status
 	Revision  int64         `json:"revision"`   // of the intent; given back in Status
@@ -45,9 +77,8 @@ type Spec struct {
 	LogKeep   int           `json:"log_keep"`   // rotated files kept
 	StopGrace time.Duration `json:"stop_grace"` // between the stop signal and SIGKILL
 
-	StopSignal string     `json:"stop_signal,omitempty"` // such as SIGINT; empty: SIGTERM
-	Restart    Restart    `json:"restart,omitzero"`
-	Isolation  *Isolation `json:"isolation,omitempty"` // nil: it runs as the supervisor does
+	StopSignal string  `json:"stop_signal,omitempty"` // such as SIGINT; empty: SIGTERM
+	Restart    Restart `json:"restart,omitzero"`
 	// StartSuspended: when the machine was restarted the process is Stopped until somebody starts it again.
 	StartSuspended bool `json:"hold_after_boot,omitempty"`
 }
@@ -73,7 +104,8 @@ const (
 	Never     = manifest.RestartNever
 )
 
-// Isolation is what keeps a process from the rest of the node.
+// Isolation is what is wanted to keep a process from the rest of the node: a user, limits, a /tmp of its own. A runtime that cannot do
+// what is asked does not start the process, but for limits that the node cannot hold.
 type Isolation = confine.Isolation
 
 // Phase is where a process is in its life.
@@ -92,7 +124,12 @@ const (
 
 // Status is what a runtime knows about one process.
 type Status struct {
-	Spec      Spec      `json:"spec"`
+	Spec Spec `json:"spec"`
+	State
+}
+
+// State is how a process is.
+type State struct {
 	Phase     Phase     `json:"phase"`
 	PID       int       `json:"pid,omitempty"`
 	StartedAt time.Time `json:"started_at,omitzero"`

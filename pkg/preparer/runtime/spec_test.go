@@ -6,18 +6,16 @@ import (
 )
 
 func TestIsolationValidate(t *testing.T) {
-	good := Isolation{UID: 1, GID: 1, Tmp: "/t", Cgroup: "/c", CPU: 1, Memory: 1, PIDs: 1}
+	good := Isolation{UID: 1, GID: 1, Tmp: "/t", CPU: 1, Memory: 1, PIDs: 1}
 	if err := good.Validate(); err != nil {
 		t.Error(err)
 	}
 	for want, change := range map[string]func(*Isolation){
-		"user or group -1 ":           func(i *Isolation) { i.UID = -1 },
-		"user or group 4294967295 ":   func(i *Isolation) { i.GID = 1<<32 - 1 },
-		"user or group -2 ":           func(i *Isolation) { i.Groups = []int{1, -2} },
-		`directory "tmp" is`:          func(i *Isolation) { i.Tmp = "tmp" },
-		`directory "cgroup" is`:       func(i *Isolation) { i.Cgroup = "cgroup" },
-		"cpu limit -1 is not valid":   func(i *Isolation) { i.CPU = -1 },
-		"pids limit 5 is not valid; ": func(i *Isolation) { *i = Isolation{PIDs: 5} },
+		"user or group -1 ":         func(i *Isolation) { i.UID = -1 },
+		"user or group 4294967295 ": func(i *Isolation) { i.GID = 1<<32 - 1 },
+		"user or group -2 ":         func(i *Isolation) { i.Groups = []int{1, -2} },
+		`directory "tmp" is`:        func(i *Isolation) { i.Tmp = "tmp" },
+		"cpu limit -1 is not valid": func(i *Isolation) { i.CPU = -1 },
 	} {
 		iso := good
 		change(&iso)
@@ -27,16 +25,16 @@ func TestIsolationValidate(t *testing.T) {
 	}
 }
 
-func TestSpecSame(t *testing.T) {
-	a := Spec{ID: "p", Command: []string{"/x"}, Env: nil}
-	b := Spec{ID: "p", Command: []string{"/x"}, Env: []string{}}
+func TestProcessSame(t *testing.T) {
+	a := Process{ID: "p", Command: []string{"/x"}, Env: nil}
+	b := Process{ID: "p", Command: []string{"/x"}, Env: []string{}}
 	if !a.Same(b) {
 		t.Error("an empty list differs from a missing one")
 	}
-	for _, change := range []func(*Spec){
-		func(s *Spec) { s.Revision++ }, func(s *Spec) { s.Command = []string{"/y"} },
-		func(s *Spec) { s.Env = []string{"A=1"} }, func(s *Spec) { s.Pod.Index++ },
-		func(s *Spec) { s.Restart.Policy = Never }, func(s *Spec) { s.Isolation = &Isolation{} },
+	for _, change := range []func(*Process){
+		func(p *Process) { p.Revision++ }, func(p *Process) { p.Command = []string{"/y"} },
+		func(p *Process) { p.Env = []string{"A=1"} }, func(p *Process) { p.Pod.Index++ },
+		func(p *Process) { p.Restart.Policy = Never },
 	} {
 		c := a
 		change(&c)

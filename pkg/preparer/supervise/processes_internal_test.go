@@ -10,11 +10,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
+func statusOf(id string, phase runtime.Phase) runtime.Status {
+	return runtime.Status{Spec: runtime.Spec{Process: runtime.Process{ID: id}}, State: runtime.State{Phase: phase}}
+}
+
 func TestPlanProcs(t *testing.T) {
 	t.Parallel()
-	status := func(id string, phase runtime.Phase) runtime.Status {
-		return runtime.Status{Spec: runtime.Spec{ID: id}, Phase: phase}
-	}
+	status := statusOf
 	for name, c := range map[string]struct {
 		procs               []runtime.Status
 		stop, remove, start []string
@@ -38,17 +40,19 @@ func TestPodOf(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("a", 63)
 	for _, id := range []pod.Identity{{RCID: "rc1", Role: "main", Index: 3}, {RCID: long, Role: long, Index: 1 << 30}} {
-		status := runtime.Status{Phase: runtime.Unknown, Spec: runtime.Spec{ID: install.SpecID(id, &install.Installed{Digest: strings.Repeat("0", 64), Revision: 7}, "main-a.b")}}
+		status := statusOf(install.SpecID(id, &install.Installed{Digest: strings.Repeat("0", 64), Revision: 7}, "main-a.b"), runtime.Unknown)
 		if got, ok := PodOf(&status); !ok || got != id {
 			t.Errorf("%s: %v, %t", status.Spec.ID, got, ok)
 		}
 	}
 	for _, id := range []string{"", "web", "rc.main.x.web", "rc.main.01.web", "rc.main.0"} {
-		if got, ok := PodOf(&runtime.Status{Phase: runtime.Unknown, Spec: runtime.Spec{ID: id}}); ok {
+		status := statusOf(id, runtime.Unknown)
+		if got, ok := PodOf(&status); ok {
 			t.Errorf("%q: %v", id, got)
 		}
 	}
-	known := runtime.Status{Phase: runtime.Running, Spec: runtime.Spec{ID: "x", Pod: (pod.Identity{RCID: "rc1", Role: "main", Index: 1})}}
+	known := statusOf("x", runtime.Running)
+	known.Spec.Pod = pod.Identity{RCID: "rc1", Role: "main", Index: 1}
 	if got, ok := PodOf(&known); !ok || got != (pod.Identity{RCID: "rc1", Role: "main", Index: 1}) {
 		t.Errorf("a process that is known: %v, %t", got, ok)
 	}

@@ -87,18 +87,18 @@ func Cap(dir string, cpu, memory int64) error {
 }
 
 // joinCgroup makes the cgroup with the limits that its controllers can hold, and moves the calling process into it.
-func joinCgroup(iso Isolation) error {
-	if iso.Cgroup == "" {
+func joinCgroup(c *Confinement) error {
+	if c.Cgroup == "" {
 		return nil
 	}
-	if err := MakeCgroup(iso.Cgroup); err != nil {
+	if err := MakeCgroup(c.Cgroup); err != nil {
 		return err
 	}
-	if err := applyLimits(iso.Cgroup, limits(iso)); err != nil {
-		return fmt.Errorf("limit cgroup %s: %w", iso.Cgroup, err)
+	if err := applyLimits(c.Cgroup, limits(c.Isolation)); err != nil {
+		return fmt.Errorf("limit cgroup %s: %w", c.Cgroup, err)
 	}
-	if err := Write(iso.Cgroup, MembersFile, strconv.Itoa(os.Getpid())); err != nil {
-		return fmt.Errorf("join cgroup %s: %w", iso.Cgroup, err)
+	if err := Write(c.Cgroup, MembersFile, strconv.Itoa(os.Getpid())); err != nil {
+		return fmt.Errorf("join cgroup %s: %w", c.Cgroup, err)
 	}
 	return nil
 }

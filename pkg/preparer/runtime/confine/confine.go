@@ -14,7 +14,7 @@ import (
 	"syscall"
 )
 
-// Isolation is what keeps a process from the rest of the node. It is applied after the fork and before the program.
+// Isolation is what is wanted to keep a process from the rest of the node.
 type Isolation struct {
 	UID    int   `json:"uid"`
 	GID    int   `json:"gid"`
@@ -22,15 +22,14 @@ type Isolation struct {
 
 	NoNewPrivileges bool   `json:"no_new_privileges,omitempty"` // setuid programs give it nothing (prctl(2))
 	Tmp             string `json:"tmp,omitempty"`               // directory that it sees as /tmp and /var/tmp; empty: the node's
-	// Cgroup is a directory of cgroup v2, made when missing, that the process and all its descendants live in, whatever
-	// sessions they make; empty: none. The limits are of this group; zero: none.
-	Cgroup string `json:"cgroup,omitempty"`
-	CPU    int64  `json:"cpu,omitempty"`    // thousandths of a core
-	Memory int64  `json:"memory,omitempty"` // bytes
-	PIDs   int64  `json:"pids,omitempty"`   // processes and threads
+
+	// The limits are of the process and all its descendants together, whatever sessions they make; zero: none.
+	CPU    int64 `json:"cpu,omitempty"`    // thousandths of a core
+	Memory int64 `json:"memory,omitempty"` // bytes
+	PIDs   int64 `json:"pids,omitempty"`   // processes and threads
 }
 
-// Validate reports why an isolation cannot be applied anywhere.
+// Validate reports why an isolation cannot be had anywhere.
 func (i Isolation) Validate() error {
 	const maxID = 1<<32 - 2 // one more means "leave it"
 	for _, id := range append([]int{i.UID, i.GID}, i.Groups...) {
@@ -38,17 +37,42 @@ func (i Isolation) Validate() error {
 			return fmt.Errorf("isolation: user or group %d is not valid; allowed: 0 to %d", id, maxID)
 		}
 	}
-	for _, dir := range []string{i.Tmp, i.Cgroup} {
-		if dir != "" && dir[0] != '/' {
-			return fmt.Errorf("isolation: directory %q is not valid; allowed: an absolute path, or nothing", dir)
-		}
+	if err := absolute(i.Tmp); err != nil {
+		return err
 	}
 	for name, limit := range map[string]int64{"cpu": i.CPU, "memory": i.Memory, "pids": i.PIDs} {
-		if limit < 0 || limit > 0 && i.Cgroup == "" {
-			return fmt.Errorf("isolation: %s limit %d is not valid; allowed: zero for none, or more together with a cgroup", name, limit)
+		if limit < 0 {
+			return fmt.Errorf("isolation: %s limit %d is not valid; allowed: zero for none, or more", name, limit)
 		}
 	}
 	return nil
+}
+
+func absolute(dir string) error {
+	if dir != "" && dir[0] != '/' {
+		return fmt.Errorf("isolation: directory %q is not valid; allowed: an absolute path, or nothing", dir)
+	}
+	return nil
+}
+
+// Confinement is an Isolation with what it takes on this node. It is applied after the fork and before the program.
+type Confinement struct {
+	Isolation
+
+	// Cgroup is a directory of cgroup v2, made when missing, that the process and all its descendants live in; empty: none. The limits
+	// are of this group.
+	Cgroup string `json:"cgroup,omitempty"`
+}
+
+// Validate reports why a confinement cannot be applied anywhere.
+func (c Confinement) Validate() error {
+	if err := absolute(c.Cgroup); err != nil {
+		return err
+	}
+	if c.Cgroup == "" && c.CPU+c.Memory+c.PIDs > 0 {
+		return fmt.Errorf("isolation: limits (cpu %d, memory %d, pids %d) are not valid without a cgroup; allowed: zero", c.CPU, c.Memory, c.PIDs)
+	}
+	return c.Isolation.Validate()
 }
 
 // Apply isolates the calling process. Users, mounts and privileges belong to a thread before exec: the calling goroutine
@@ -56,10 +80,13 @@ func (i Isolation) Validate() error {
 //
 // The order is fixed by what each step needs: cgroup and mounts need root, which the user step gives up, and setgid needs
 // it after setgroups. The limits of the cgroup hold from the first step on.
-func Apply(iso *Isolation) error {
+func Apply(c *Confinement) error {
 	runtime.LockOSThread()
-	for _, step := range []func(Isolation) error{joinCgroup, coverTmp, become, dropCapabilities, renouncePrivileges} {
-		if err := step(*iso); err != nil {
+	if err := joinCgroup(c); err != nil {
+		return err
+	}
+	for _, step := range []func(Isolation) error{coverTmp, become, dropCapabilities, renouncePrivileges} {
+		if err := step(c.Isolation); err != nil {
 			return err
 		}
 	}

@@ -5,11 +5,14 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	rt "github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// A direct program has its three streams to itself, and nothing of it is bounded.
+// A program has its three streams to itself, and nothing of it is bounded, unless that is asked for.
 func TestDirect(t *testing.T) {
 	t.Parallel()
+	const length = 3 << 20
 	pipe := func() (r, w *os.File) {
 		r, w, err := os.Pipe()
 		if err != nil {
@@ -31,19 +34,19 @@ func TestDirect(t *testing.T) {
 	}
 	gotOut, gotErrs := read(out), read(errs)
 	go func() {
-		_, _ = io.WriteString(inEnd, strings.Repeat("x", 3*DefaultOutputBytes))
+		_, _ = io.WriteString(inEnd, strings.Repeat("x", length))
 		inEnd.Close()
 	}()
 	c := script("/", "cat; echo trouble >&2; exit 3")
-	c.Direct, c.Input, c.Output, c.Errors, c.OutputBytes = true, in, outEnd, errsEnd, 1
+	c.Streams = rt.Streams{Input: in, Output: outEnd, Errors: errsEnd}
 	exit, err := Run(t.Context(), c)
 	if err != nil || exit.Code != 3 {
 		t.Errorf("%+v, %v", exit, err)
 	}
 	outEnd.Close()
 	errsEnd.Close()
-	if text := <-gotOut; len(text) != 3*DefaultOutputBytes {
-		t.Errorf("stdout has %d bytes, want %d", len(text), 3*DefaultOutputBytes)
+	if text := <-gotOut; len(text) != length {
+		t.Errorf("stdout has %d bytes, want %d", len(text), length)
 	}
 	if text := <-gotErrs; text != "trouble\n" {
 		t.Errorf("stderr %q", text)
@@ -51,7 +54,7 @@ func TestDirect(t *testing.T) {
 	c = script("/", "cat; echo both >&2")
 	all, allEnd := pipe()
 	gotAll := read(all)
-	c.Direct, c.Output = true, allEnd
+	c.Streams.Output = allEnd
 	if exit, err := Run(t.Context(), c); err != nil || !exit.OK() {
 		t.Errorf("%+v, %v", exit, err)
 	}

@@ -6,12 +6,13 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
+	goruntime "runtime"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/stub"
@@ -32,7 +33,7 @@ const (
 
 // Exec is the whole life of a guard. A binary that uses Run calls it first thing in main when os.Args[1] is Arg. It never returns.
 func Exec() {
-	runtime.LockOSThread()    // the kernel ties the program to the thread that starts it
+	goruntime.LockOSThread()  // the kernel ties the program to the thread that starts it
 	_ = confine.CloseOnExec() // the stub does so too
 	order := os.NewFile(orderFD, "order")
 	var c Command
@@ -83,27 +84,23 @@ func guard(c Command, order io.Reader) result {
 // startFor starts the program with what it is to read and write. copied is closed when its output has been handed on.
 func startFor(c Command) (pid int, copied <-chan struct{}, err error) {
 	done := make(chan struct{})
-	if c.Direct {
+	if c.Streams.MaxBytes <= 0 {
 		close(done)
 		pid, err = startProgram(c, [3]*os.File{os.Stdin, os.Stdout, os.Stderr})
 		return pid, done, err
-	}
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		return 0, nil, err
 	}
 	output, outputEnd, err := os.Pipe()
 	if err != nil {
 		return 0, nil, err
 	}
-	pid, err = startProgram(c, [3]*os.File{null, outputEnd, outputEnd})
-	_, _ = null.Close(), outputEnd.Close()
+	pid, err = startProgram(c, [3]*os.File{os.Stdin, outputEnd, outputEnd})
+	_ = outputEnd.Close()
 	if err != nil {
 		return 0, nil, err
 	}
 	go func() {
 		defer close(done)
-		copyOutput(output, os.Stdout, c.OutputBytes)
+		copyOutput(output, os.Stdout, c.Streams.MaxBytes)
 	}()
 	return pid, done, nil
 }
@@ -126,9 +123,6 @@ func startProgram(c Command, stdio [3]*os.File) (pid int, err error) {
 
 // copyOutput hands on what the program writes, up to the bound; the rest is read and dropped, so that nobody blocks.
 func copyOutput(from io.Reader, to io.Writer, bound int64) {
-	if bound <= 0 {
-		bound = DefaultOutputBytes
-	}
 	_, err := io.CopyN(to, from, bound)
 	if dropped, _ := io.Copy(io.Discard, from); dropped > 0 && err == nil {
 		fmt.Fprintf(to, "\n[%d more bytes of output were dropped]\n", dropped)
@@ -146,9 +140,9 @@ func reap(program int, ended chan<- result) {
 		case err != nil:
 			return // ECHILD: nothing is left
 		case pid == program && ws.Signaled():
-			ended <- result{Exit: Exit{Code: -1, Signal: unix.SignalName(ws.Signal())}}
+			ended <- result{Exit: runtime.Exit{Code: -1, Signal: unix.SignalName(ws.Signal())}}
 		case pid == program:
-			ended <- result{Exit: Exit{Code: ws.ExitStatus()}}
+			ended <- result{Exit: runtime.Exit{Code: ws.ExitStatus()}}
 		}
 	}
 }

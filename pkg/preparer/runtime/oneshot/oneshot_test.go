@@ -17,6 +17,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	rt "github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
 // patience is how long a test waits for something that must happen.
@@ -107,7 +108,7 @@ func mustBeGone(t *testing.T, pids map[string]int) {
 
 func TestExits(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]Exit{
+	for text, want := range map[string]rt.Exit{
 		"true":          {},
 		"exit 7":        {Code: 7},
 		"kill -SEGV $$": {Code: -1, Signal: "SIGSEGV"},
@@ -131,7 +132,7 @@ func TestEnvironmentAndOutput(t *testing.T) {
 	}
 	defer out.Close()
 	c := script(dir, `pwd; env | grep -v -e ^_= -e ^PWD= -e ^SHLVL= -e ^OLDPWD= | sort; echo oops >&2; ls /proc/self/fd | wc -l; cat`)
-	c.Output = out
+	c.Streams.Output = out
 	if exit, err := Run(t.Context(), c); err != nil || !exit.OK() {
 		t.Fatal(exit, err)
 	}
@@ -144,7 +145,7 @@ func TestEnvironmentAndOutput(t *testing.T) {
 		t.Errorf("output %q, want %q", text, want)
 	}
 	c = script(dir, `head -c 3000000 /dev/zero | tr '\0' x`)
-	c.Output, c.OutputBytes = out, 1000
+	c.Streams = rt.Streams{Output: out, MaxBytes: 1000}
 	if exit, err := Run(t.Context(), c); err != nil || !exit.OK() {
 		t.Fatal(exit, err)
 	}
@@ -163,14 +164,14 @@ func TestNotStarted(t *testing.T) {
 		"no such file":                   {Argv: []string{"/does/not/exist"}, Dir: "/"},
 		"permission denied":              {Argv: []string{"/etc/passwd"}, Dir: "/"},
 		"working directory":              {Argv: []string{"/bin/true"}, Dir: "/does/not/exist"},
-		"not below a mount of cgroup v2": {Argv: []string{"/bin/true"}, Dir: "/", Isolation: &rt.Isolation{Cgroup: "/no/such/cgroup"}},
+		"not below a mount of cgroup v2": {Argv: []string{"/bin/true"}, Dir: "/", Isolation: &confine.Confinement{Cgroup: "/no/such/cgroup"}},
 	} {
-		if _, err := Run(t.Context(), c); !errors.Is(err, ErrNotStarted) || !strings.Contains(err.Error(), name) {
+		if _, err := Run(t.Context(), c); !errors.Is(err, rt.ErrNotStarted) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
 	for _, c := range []Command{{Dir: "/"}, {Argv: []string{"true"}, Dir: "/"}, {Argv: []string{"/bin/true"}, Dir: "x"}} {
-		if _, err := Run(t.Context(), c); !errors.Is(err, ErrInvalid) {
+		if _, err := Run(t.Context(), c); !errors.Is(err, rt.ErrInvalid) {
 			t.Errorf("%+v: got %v", c, err)
 		}
 	}
@@ -256,9 +257,9 @@ func TestDeathOfTheGuardKillsTheProgram(t *testing.T) {
 	}
 	defer out.Close()
 	c := script("/", "echo $$ $PPID; exec sleep 1000")
-	c.Output, c.Isolation = out, &rt.Isolation{UID: os.Getuid(), GID: os.Getgid()}
+	c.Streams.Output, c.Isolation = out, &confine.Confinement{Isolation: rt.Isolation{UID: os.Getuid(), GID: os.Getgid()}}
 	if os.Getuid() == 0 {
-		c.Isolation = &rt.Isolation{UID: 65534, GID: 65534}
+		c.Isolation.UID, c.Isolation.GID = 65534, 65534
 	}
 	ended := make(chan error, 1)
 	go func() {

@@ -3,7 +3,6 @@ package shim_test
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,7 +16,7 @@ import (
 // BenchmarkStarts: a node that gets so many processes at once; bare, and isolated as far as the host allows.
 func BenchmarkStarts(b *testing.B) {
 	for _, count := range []int{100, 300, 500} {
-		for name, iso := range map[string]func(*testing.B) *runtime.Isolation{"bare": nil, "isolated": isolation} {
+		for name, iso := range map[string]func(*testing.B, *node) *runtime.Isolation{"bare": nil, "isolated": isolation} {
 			b.Run(fmt.Sprintf("%s/%d", name, count), func(b *testing.B) {
 				for b.Loop() {
 					b.StopTimer()
@@ -57,13 +56,15 @@ func BenchmarkIdle(b *testing.B) {
 	}
 }
 
-func isolation(b *testing.B) *runtime.Isolation {
+func isolation(b *testing.B, n *node) *runtime.Isolation {
 	b.Helper()
 	host := isolate.Probe("rcfarm-test-bench")
 	if host.Cgroup != "" {
 		b.Cleanup(func() { isolate.Prune(host.Cgroup) })
 	}
-	iso := &runtime.Isolation{UID: os.Getuid(), GID: os.Getgid(), NoNewPrivileges: true, Cgroup: host.Cgroup}
+	iso := &runtime.Isolation{UID: os.Getuid(), GID: os.Getgid(), NoNewPrivileges: true}
+	n.Cgroup = host.Cgroup
+	n.Client = n.dial(b)
 	if host.Mapped(1_900_000_017, 1_900_000_017) {
 		iso.UID, iso.GID = 1_900_000_017, 1_900_000_017
 	}
@@ -74,11 +75,11 @@ func isolation(b *testing.B) *runtime.Isolation {
 }
 
 // startMany returns when all run.
-func (n *node) startMany(b *testing.B, count int, iso func(*testing.B) *runtime.Isolation) {
+func (n *node) startMany(b *testing.B, count int, iso func(*testing.B, *node) *runtime.Isolation) {
 	b.Helper()
 	var all *runtime.Isolation
 	if iso != nil {
-		all = iso(b)
+		all = iso(b, n)
 	}
 	var starts sync.WaitGroup
 	for i := range count {
@@ -86,11 +87,7 @@ func (n *node) startMany(b *testing.B, count int, iso func(*testing.B) *runtime.
 			spec := n.script(fmt.Sprintf("p%d", i), "")
 			spec.Command = []string{"/bin/sleep", "1000"}
 			if all != nil {
-				own := *all
-				if own.Cgroup != "" {
-					own.Cgroup = filepath.Join(own.Cgroup, spec.ID)
-				}
-				spec.Isolation, spec.Dir = &own, "/"
+				spec.Isolation, spec.Dir = all, "/"
 			}
 			if err := n.Start(b.Context(), spec); err != nil {
 				b.Error(err)

@@ -10,7 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"slices"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,14 +30,16 @@ const (
 // ClientConfig is what Dial needs.
 type ClientConfig struct {
 	Dir            string        // as in Config
+	Cgroup         string        // directory of cgroup v2 below which each process that is isolated has one; empty: none has
 	Spawn          func() error  // starts a supervisor when none answers, see the function Spawn; nil: none is started
 	ConnectTimeout time.Duration // how long a call tries to reach a supervisor before it fails; zero: 5 s
 }
 
 // Client is the preparer's end. It is safe for concurrent use.
 type Client struct {
-	cfg  ClientConfig
-	http *http.Client
+	cfg      ClientConfig
+	http     *http.Client
+	commands commands
 
 	mu        sync.Mutex // held while spawning, so that concurrent calls start one supervisor
 	lastSpawn time.Time
@@ -63,7 +65,10 @@ func Dial(cfg ClientConfig) (*Client, error) {
 		},
 		MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute,
 	}
-	return &Client{cfg: cfg, http: &http.Client{Transport: transport}}, nil
+	return &Client{
+		cfg: cfg, http: &http.Client{Transport: transport},
+		commands: commands{dir: filepath.Join(cfg.Dir, commandsName), beside: map[string]*beside{}},
+	}, nil
 }
 
 // Close gives idle connections back. The supervisor and its processes go on.
@@ -71,22 +76,52 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // Start implements runtime.Runtime. Errors to test for: runtime.ErrExists, runtime.ErrInvalid, ErrUnreachable.
 func (c *Client) Start(ctx context.Context, spec runtime.Spec) error {
-	return c.call(ctx, http.MethodPost, startPath, spec, nil)
+	err := c.call(ctx, http.MethodPost, startPath, localSpec{spec.Process, c.confine(spec.Isolation, spec.ID)}, nil)
+	if err == nil {
+		c.commands.reopen(spec.ID)
+	}
+	return err
 }
 
 // Stop implements runtime.Runtime. An error to test for: ErrUnreachable.
 func (c *Client) Stop(ctx context.Context, id string) error {
-	return c.call(ctx, http.MethodPost, stopPath, target{ID: id}, nil)
+	c.commands.end(id)
+	err := c.call(ctx, http.MethodPost, stopPath, target{ID: id}, nil)
+	if err == nil {
+		err = c.commands.await(ctx, id)
+	}
+	if err != nil {
+		c.commands.reopen(id)
+	}
+	return err
 }
 
 // Remove implements runtime.Runtime. Errors to test for: runtime.ErrNotStopped, ErrUnreachable.
 func (c *Client) Remove(ctx context.Context, id string) error {
-	return c.call(ctx, http.MethodPost, removePath, target{ID: id}, nil)
+	err := c.call(ctx, http.MethodPost, removePath, target{ID: id}, nil)
+	if err == nil {
+		c.seen.Store(nil) // it may not have been told yet
+		c.commands.forget(id)
+	}
+	return err
 }
 
 // Watch implements runtime.Runtime. A cursor of an earlier supervisor is answered at once. When ctx ends it returns
 // its error and the cursor that it was given. Another error to test for: ErrUnreachable.
 func (c *Client) Watch(ctx context.Context, cursor uint64) ([]runtime.Status, uint64, error) {
+	all, err := c.poll(ctx, cursor)
+	if err != nil {
+		return nil, cursor, err
+	}
+	statuses := make([]runtime.Status, len(all.Processes))
+	for i := range all.Processes {
+		statuses[i] = runtime.Status{Spec: all.Processes[i].Spec.asked(), State: all.Processes[i].State}
+	}
+	return statuses, all.Cursor, nil
+}
+
+// poll asks the supervisor until something differs from the cursor.
+func (c *Client) poll(ctx context.Context, cursor uint64) (snapshot, error) {
 	for {
 		var base snapshot
 		if seen := c.seen.Load(); seen != nil {
@@ -95,17 +130,17 @@ func (c *Client) Watch(ctx context.Context, cursor uint64) ([]runtime.Status, ui
 		path := fmt.Sprintf("%s?cursor=%d&base=%d", watchPath, cursor, base.Cursor)
 		var snap snapshot
 		if err := c.call(ctx, http.MethodGet, path, nil, &snap); err != nil {
-			return nil, cursor, err
+			return snapshot{}, err
 		}
 		if snap.Cursor == 0 { // nothing changed for as long as a poll lasts
 			continue
 		}
 		if snap.Base != 0 && snap.Base != base.Cursor {
-			return nil, cursor, fmt.Errorf("watch processes: the supervisor answers to cursor %d, want %d", snap.Base, base.Cursor)
+			return snapshot{}, fmt.Errorf("watch processes: the supervisor answers to cursor %d, want %d", snap.Base, base.Cursor)
 		}
 		all := snap.over(base)
 		c.seen.Store(&all)
-		return slices.Clone(all.Processes), all.Cursor, nil
+		return all, nil
 	}
 }
 

@@ -41,10 +41,15 @@ func (b *bench) isolated(id, script string) (runtime.Spec, isolate.Host) {
 	})
 	spec := b.script(id, script)
 	spec.Isolation = &runtime.Isolation{UID: os.Getuid(), GID: os.Getgid()}
-	if host.Cgroup != "" {
-		spec.Isolation.Cgroup = filepath.Join(host.Cgroup, id)
-	}
+	b.within(host.Cgroup)
 	return spec, host
+}
+
+// within gives the runtime's processes cgroups below this one.
+func (b *bench) within(cgroup string) {
+	b.Helper()
+	b.node.Cgroup = cgroup
+	b.Runtime = b.node.dial(b.T)
 }
 
 // refused waits until the runtime says that the process cannot be started for one of the reasons.
@@ -152,9 +157,9 @@ func (b *bench) TestIsolationFails() {
 	}
 	b.refused("p", want, "join cgroup")
 	outside, _ := b.isolated("outside", `: > ready; exec sleep 1000`)
-	outside.Isolation.Cgroup = b.path("no-cgroup")
+	b.within(b.path("no-cgroup"))
 	b.start(outside)
-	b.refused("outside", "make cgroup "+outside.Isolation.Cgroup)
+	b.refused("outside", "make cgroup "+b.path("no-cgroup/outside"))
 }
 
 // escape leaves a process behind that has left session and group of its leader, and its parent too.
@@ -174,12 +179,12 @@ func (b *bench) TestIsolationStopEndsCgroup() {
 		b.endEscaped()
 		return
 	}
-	if in, err := isolate.Members(spec.Isolation.Cgroup); err != nil || !slices.Contains(in, st.PID) || len(in) < 3 {
+	if in, err := isolate.Members(filepath.Join(host.Cgroup, spec.ID)); err != nil || !slices.Contains(in, st.PID) || len(in) < 3 {
 		b.Errorf("cgroup holds %v, %v; want %d and two that left its session", in, err, st.PID)
 	}
 	b.stop("p")
 	b.wantGone(append(b.pids("pids"), st.PID)...)
-	b.wantNoCgroup(spec)
+	b.wantNoCgroup(filepath.Join(host.Cgroup, spec.ID))
 }
 
 func (b *bench) TestIsolationCrashEndsCgroup() {
@@ -192,12 +197,12 @@ func (b *bench) TestIsolationCrashEndsCgroup() {
 		return
 	}
 	b.wantGone(b.pids("pids")...)
-	if in, err := isolate.Members(spec.Isolation.Cgroup); err != nil || !slices.Equal(in, []int{st.PID}) {
+	if in, err := isolate.Members(filepath.Join(host.Cgroup, spec.ID)); err != nil || !slices.Equal(in, []int{st.PID}) {
 		b.Errorf("cgroup holds %v, %v; want %d alone", in, err, st.PID)
 	}
 	b.kill(st.PID)
 	b.stop("p")
-	b.wantNoCgroup(spec)
+	b.wantNoCgroup(filepath.Join(host.Cgroup, spec.ID))
 }
 
 func (b *bench) TestIsolationSupervisorDies() {
@@ -212,7 +217,7 @@ func (b *bench) TestIsolationSupervisorDies() {
 		return
 	}
 	b.wantGone(b.pids("pids")...)
-	b.wantNoCgroup(spec)
+	b.wantNoCgroup(filepath.Join(host.Cgroup, spec.ID))
 }
 
 // endEscaped ends what a runtime cannot find without cgroups.
@@ -227,10 +232,10 @@ func (b *bench) endEscaped() {
 	}
 }
 
-func (b *bench) wantNoCgroup(spec runtime.Spec) {
+func (b *bench) wantNoCgroup(dir string) {
 	b.Helper()
-	if _, err := os.Stat(spec.Isolation.Cgroup); err == nil {
-		b.Errorf("cgroup %s is left behind", spec.Isolation.Cgroup)
+	if _, err := os.Stat(dir); err == nil {
+		b.Errorf("cgroup %s is left behind", dir)
 	}
 }
 
@@ -255,7 +260,7 @@ func (b *bench) TestIsolationLimits() {
 		said := slices.ContainsFunc(host.Without, func(s string) bool { return strings.HasPrefix(s, limit.controller+" limit: ") })
 		has := slices.Contains(host.Limits, limit.controller)
 		b.failIf(said == has, "%s: offered %t, said to be missing %t", limit.controller, has, said)
-		got, err := os.ReadFile(filepath.Join(spec.Isolation.Cgroup, limit.file))
+		got, err := os.ReadFile(filepath.Join(host.Cgroup, spec.ID, limit.file))
 		if has && string(got) != limit.want || !has && !os.IsNotExist(err) {
 			b.Errorf("%s holds %q, %v; want %q if it is offered: %t", limit.file, got, err, limit.want, has)
 		}

@@ -127,12 +127,12 @@ func (b *bench) path(name string) string { return filepath.Join(b.dir, name) }
 
 // script returns the spec of a shell script.
 func (b *bench) script(id, script string) runtime.Spec {
-	return runtime.Spec{
+	return runtime.Spec{Process: runtime.Process{
 		ID: id, Pod: pod.Identity{RCID: "rc1", Role: "web", Index: 3}, Revision: 7, Name: "main",
 		Command: []string{"/bin/sh", "-c", script},
 		Env:     []string{"PATH=/usr/local/bin:/usr/bin:/bin"},
 		Dir:     b.dir, LogPath: b.path(id + ".log"), LogBytes: 1 << 20, LogKeep: 2, StopGrace: 10 * time.Second,
-	}
+	}}
 }
 
 func (b *bench) start(spec runtime.Spec) {

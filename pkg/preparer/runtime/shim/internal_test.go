@@ -18,7 +18,7 @@ import (
 
 func TestRecords(t *testing.T) {
 	r := recordsIn(t.TempDir(), nil)
-	rec := record{Spec: runtime.Spec{ID: "a.b", Command: []string{"/x"}, Dir: "/", LogPath: "/l"}, Desired: wantRun, PID: 7}
+	rec := record{Spec: localSpec{Process: runtime.Process{ID: "a.b", Command: []string{"/x"}, Dir: "/", LogPath: "/l"}}, Desired: wantRun, PID: 7}
 	if err := r.Save(rec); err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestOneFailedAdoption(t *testing.T) {
 	}
 	for id, pid := range map[string]int{"adrift": -5, "runs": self.PID, "stopped": 0} { // the kernel refuses the first
 		rec := record{
-			Spec: runtime.Spec{ID: id, Command: []string{"/x"}, Dir: "/", LogPath: "/l"}, Desired: wantRun, PID: pid, Start: self.Start, Boot: boot,
+			Spec: localSpec{Process: runtime.Process{ID: id, Command: []string{"/x"}, Dir: "/", LogPath: "/l"}}, Desired: wantRun, PID: pid, Start: self.Start, Boot: boot,
 		}
 		if pid == 0 {
 			rec.Desired = wantStop
@@ -133,7 +133,7 @@ func TestChangesOverABase(t *testing.T) {
 			return snap
 		}
 		id := rapid.StringMatching("[a-e]")
-		answers := []snapshot{{}, {Cursor: s.instance + 1<<33, Processes: []runtime.Status{{Spec: runtime.Spec{ID: "of another supervisor"}}}}}
+		answers := []snapshot{{}, {Cursor: s.instance + 1<<33, Processes: []localStatus{{Spec: localSpec{Process: runtime.Process{ID: "of another supervisor"}}}}}}
 		t.Repeat(map[string]func(*rapid.T){
 			"": func(t *rapid.T) {
 				full := answer(0)
@@ -146,7 +146,7 @@ func TestChangesOverABase(t *testing.T) {
 			"change": func(t *rapid.T) {
 				id := id.Draw(t, "id")
 				p := s.slot(id)
-				p.install(record{Spec: runtime.Spec{ID: id}, Desired: wantRun, PID: rapid.IntRange(1, 1<<20).Draw(t, "pid")}, runtime.Running, "")
+				p.install(record{Spec: localSpec{Process: runtime.Process{ID: id}}, Desired: wantRun, PID: rapid.IntRange(1, 1<<20).Draw(t, "pid")}, runtime.Running, "")
 				if snap := answer(s.instance | uint64(s.version-1)); snap.Base != 0 && len(snap.Processes) != 1 {
 					t.Errorf("a change of one process was told as %+v", snap)
 				}
@@ -163,7 +163,7 @@ func TestFullAnswerOverABase(t *testing.T) {
 	if err := json.Unmarshal([]byte(`{"processes":[{"spec":{"id":"b"}}],"cursor":9}`), &full); err != nil {
 		t.Fatal(err)
 	}
-	base := snapshot{Cursor: 8, Processes: []runtime.Status{{Spec: runtime.Spec{ID: "a"}}}}
+	base := snapshot{Cursor: 8, Processes: []localStatus{{Spec: localSpec{Process: runtime.Process{ID: "a"}}}}}
 	if diff := cmp.Diff(full, full.over(base)); diff != "" {
 		t.Errorf("%s", diff)
 	}

@@ -18,14 +18,14 @@ import (
 const stubTimeout = 30 * time.Second
 
 // openStdio opens what a program has as its descriptors from 0 on: nothing to read, and its log.
-func openStdio(spec runtime.Spec) (stdio [3]*os.File, err error) {
+func openStdio(spec localSpec) (stdio [3]*os.File, err error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return stdio, err
 	}
 	log, err := os.OpenFile(spec.LogPath, os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o640)
 	if err == nil {
-		err = logfile.Share(log, spec.Isolation)
+		err = logfile.Share(log, spec.asked().Isolation)
 	}
 	stdio = [3]*os.File{null, log, log}
 	if err != nil {
@@ -52,7 +52,7 @@ func (p *process) launch() (*child, error) {
 		return nil, err
 	}
 	defer started.Close()
-	c.Cgroup = spec.Cgroup()
+	c.Cgroup = spec.cgroup()
 	err = p.commit(runtime.Starting, "", func(r *record) {
 		r.PID, r.Start, r.Boot, r.StartedAt = c.PID, c.Start, p.sup.boot, time.Now().UTC()
 		r.Starts++

@@ -20,12 +20,14 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/shim"
 )
 
 // First arguments that turn the test binary into one of the programs under test.
 const (
 	superviseArg = "supervise" // then settings as JSON
+	onceArg      = "once"      // then settings and a Once as JSON: run it and wait to be killed
 	clientArg    = "client"    // then settings and a Spec as JSON: start it and wait to be killed
 )
 
@@ -35,6 +37,7 @@ var testDirs = fmt.Sprintf("shimtest-%d-", os.Getpid())
 // settings is what a supervisor of a test is told.
 type settings struct {
 	Dir             string
+	Cgroup          string // of the clients
 	RestartDelay    time.Duration
 	MaxRestartDelay time.Duration
 	StableAfter     time.Duration
@@ -45,8 +48,12 @@ type settings struct {
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
+		case oneshot.Arg:
+			oneshot.Exec()
 		case superviseArg:
 			exitOn(supervise(os.Args[2]))
+		case onceArg:
+			exitOn(runOnce(os.Args[2], os.Args[3]))
 		case clientArg:
 			exitOn(startAndWait(os.Args[2], os.Args[3]))
 		}
@@ -105,7 +112,7 @@ func startAndWait(arg, specArg string) error {
 	if err := json.Unmarshal([]byte(specArg), &spec); err != nil {
 		return err
 	}
-	c, err := shim.Dial(shim.ClientConfig{Dir: set.Dir, Spawn: set.spawn})
+	c, err := shim.Dial(shim.ClientConfig{Dir: set.Dir, Cgroup: set.Cgroup, Spawn: set.spawn})
 	if err != nil {
 		return err
 	}
@@ -114,6 +121,23 @@ func startAndWait(arg, specArg string) error {
 	}
 	fmt.Println("started")
 	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+func runOnce(arg, runArg string) error {
+	var set settings
+	var run runtime.Once
+	if err := json.Unmarshal([]byte(arg), &set); err != nil {
+		return err
+	}
+	if err := json.Unmarshal([]byte(runArg), &run); err != nil {
+		return err
+	}
+	c, err := shim.Dial(shim.ClientConfig{Dir: set.Dir})
+	if err != nil {
+		return err
+	}
+	_, err = c.RunOnce(context.Background(), run, runtime.Streams{})
 	return err
 }
 
@@ -197,7 +221,7 @@ func newNode(t testing.TB, change ...func(*settings)) *node {
 
 func (n *node) dial(t testing.TB) *shim.Client {
 	t.Helper()
-	c, err := shim.Dial(shim.ClientConfig{Dir: n.Dir, Spawn: n.spawn, ConnectTimeout: Timeout})
+	c, err := shim.Dial(shim.ClientConfig{Dir: n.Dir, Cgroup: n.Cgroup, Spawn: n.spawn, ConnectTimeout: Timeout})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -341,10 +365,10 @@ func session(t testing.TB, sid int) []int {
 
 // script returns the spec of a shell script that works in the node's directory.
 func (n *node) script(id, script string) runtime.Spec {
-	return runtime.Spec{
+	return runtime.Spec{Process: runtime.Process{
 		ID: id, Name: "main", Command: []string{"/bin/sh", "-c", script}, Env: []string{"PATH=/usr/bin:/bin"},
 		Dir: n.Dir, LogPath: filepath.Join(n.Dir, id+".log"), LogBytes: 1 << 20, StopGrace: 5 * time.Second,
-	}
+	}}
 }
 
 func (n *node) start(t testing.TB, spec runtime.Spec) {

@@ -107,12 +107,12 @@ func (p *process) log(msg string, fields map[string]any) {
 }
 
 // status returns what clients see, false for a slot without a record.
-func (p *process) status() (runtime.Status, bool) {
+func (p *process) status() (localStatus, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	st := runtime.Status{
-		Spec: p.rec.Spec, Phase: p.phase, Restarts: max(p.rec.Starts-1, 0), ShortRuns: p.rec.ShortRuns, LastExit: p.rec.LastExit, Message: p.message,
-	}
+	st := localStatus{p.rec.Spec, runtime.State{
+		Phase: p.phase, Restarts: max(p.rec.Starts-1, 0), ShortRuns: p.rec.ShortRuns, LastExit: p.rec.LastExit, Message: p.message,
+	}}
 	if p.rec.PID != 0 && p.phase != runtime.Backoff { // in backoff it is one that a successor found gone
 		st.PID, st.StartedAt = p.rec.PID, p.rec.StartedAt
 	}
@@ -137,7 +137,7 @@ func (p *process) adrift(err error) {
 // takeOver tries again, until ctx ends, to find a process that is adrift, and begins to keep it. One whose record cannot be
 // read stays as it is.
 func (p *process) takeOver(ctx context.Context) {
-	for p.known() && p.current().Spec.Validate() == nil && wait.Pause(ctx, retryWatch) == nil {
+	for p.known() && p.current().Spec.validate() == nil && wait.Pause(ctx, retryWatch) == nil {
 		c, phase, err := p.sup.recover(p.current())
 		if err != nil {
 			continue

@@ -12,7 +12,7 @@ import (
 // The protocol is HTTP with JSON over a unix socket. A preparer may be newer than the supervisor that it meets, so
 // fields are only ever added, unknown ones are ignored, and another meaning gets another path.
 const (
-	startPath  = "/v1/start"  // POST runtime.Spec
+	startPath  = "/v1/start"  // POST localSpec
 	stopPath   = "/v1/stop"   // POST target; answers when nothing runs
 	removePath = "/v1/remove" // POST target
 	watchPath  = "/v1/watch"  // GET ?cursor=&base=; answers with snapshot, or 204 when nothing changed for a while
@@ -29,7 +29,7 @@ type target struct {
 // snapshot is the answer to a watch. A client that still has the answer to an earlier cursor asks with this as its base, and
 // need only be told what has changed since.
 type snapshot struct {
-	Processes []runtime.Status `json:"processes"` // in the order of their ids
+	Processes []localStatus `json:"processes"` // in the order of their ids
 	// Cursor has the supervisor's random instance in its upper half, so that one from another supervisor never
 	// equals the current one and is answered at once.
 	Cursor uint64 `json:"cursor"`
@@ -43,10 +43,10 @@ func (s snapshot) over(base snapshot) snapshot {
 	if s.Base == 0 {
 		return s
 	}
-	all := make([]runtime.Status, 0, len(base.Processes)+len(s.Processes))
+	all := make([]localStatus, 0, len(base.Processes)+len(s.Processes))
 	rest := base.Processes
 	for _, changed := range s.Processes {
-		i, found := slices.BinarySearchFunc(rest, changed.Spec.ID, func(st runtime.Status, id string) int { return strings.Compare(st.Spec.ID, id) })
+		i, found := search(rest, changed.Spec.ID)
 		all = append(append(all, rest[:i]...), changed)
 		if found {
 			i++
@@ -54,6 +54,11 @@ func (s snapshot) over(base snapshot) snapshot {
 		rest = rest[i:]
 	}
 	return snapshot{Processes: append(all, rest...), Cursor: s.Cursor}
+}
+
+// search returns where a process is, or would be, among others in the order of their ids.
+func search(procs []localStatus, id string) (at int, found bool) {
+	return slices.BinarySearchFunc(procs, id, func(st localStatus, id string) int { return strings.Compare(st.Spec.ID, id) })
 }
 
 // failure is the body of any answer but 2xx.

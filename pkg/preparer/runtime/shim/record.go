@@ -6,7 +6,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
 // desired is what a client asked for.
@@ -19,8 +18,8 @@ const (
 
 // record is what the supervisor's successor must know about one process, in state/<id>.json.
 type record struct {
-	Spec    runtime.Spec `json:"spec"`
-	Desired desired      `json:"desired"`
+	Spec    localSpec `json:"spec"`
+	Desired desired   `json:"desired"`
 
 	PID       int       `json:"pid,omitempty"`   // zero: nothing of it runs
 	Start     uint64    `json:"start,omitempty"` // see stat.start; with Boot it tells the process from a later one
@@ -44,5 +43,5 @@ func (r *record) check() error {
 	if r.Desired != wantRun && r.Desired != wantStop {
 		return fmt.Errorf("desired: %q is not valid; allowed: run, stop", r.Desired)
 	}
-	return r.Spec.Validate()
+	return r.Spec.validate()
 }

@@ -30,8 +30,8 @@ func (s *supervisor) find(id string) *process {
 }
 
 // start accepts a process; its run loop starts it. One that is just being stopped is started again after that.
-func (s *supervisor) start(ctx context.Context, spec runtime.Spec) error {
-	if err := spec.Validate(); err != nil {
+func (s *supervisor) start(ctx context.Context, spec localSpec) error {
+	if err := spec.validate(); err != nil {
 		return err
 	}
 	for {
@@ -48,7 +48,7 @@ func (s *supervisor) start(ctx context.Context, spec runtime.Spec) error {
 }
 
 // accept records the spec and starts the run loop. A channel that comes back says when to try again.
-func (p *process) accept(ctx context.Context, spec runtime.Spec) (retry <-chan struct{}, err error) {
+func (p *process) accept(ctx context.Context, spec localSpec) (retry <-chan struct{}, err error) {
 	p.op.Lock()
 	defer p.op.Unlock()
 	now := p.current()
@@ -62,7 +62,7 @@ func (p *process) accept(ctx context.Context, spec runtime.Spec) (retry <-chan s
 		close(again)
 		return again, nil
 	case !p.known():
-	case !now.Spec.Same(spec):
+	case !now.Spec.same(spec):
 		return nil, fmt.Errorf("start %s: %w", spec.ID, runtime.ErrExists)
 	case now.Desired == wantRun:
 		return nil, nil

@@ -42,6 +42,8 @@ const (
 	stateName  = "state"
 	logName    = "supervisor.log"
 
+	commandsName = "commands"
+
 	reserveName = "reserve"
 )
 

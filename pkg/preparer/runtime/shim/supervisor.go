@@ -79,7 +79,7 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 	for id, err := range bad {
 		cfg.Log("state not readable", map[string]any{"process": id, "error": err})
 		s.procs[id] = &process{
-			sup: s, broken: err, rec: record{Spec: runtime.Spec{ID: id}}, phase: runtime.Unknown, message: err.Error() + "; " + byHand,
+			sup: s, broken: err, rec: record{Spec: localSpec{Process: runtime.Process{ID: id}}}, phase: runtime.Unknown, message: err.Error() + "; " + byHand,
 		}
 	}
 	for id, rec := range good {
@@ -118,7 +118,7 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 				return nil, "", err
 			}
 		}
-		p.Cgroup = rec.Spec.Cgroup()
+		p.Cgroup = rec.Spec.cgroup()
 		c := &child{p}
 		if c.Exited() {
 			return c, runtime.Backoff, nil // its run loop clears up behind it
@@ -319,7 +319,7 @@ func (s *supervisor) watch(ctx context.Context, cursor, base uint64) (snap snaps
 		_ = wait.Pause(ctx, s.gap(time.Now()))
 	}
 	procs, snap := s.since(base) // before the states are read, so that a change in between is told once more, not lost
-	snap.Processes = []runtime.Status{}
+	snap.Processes = []localStatus{}
 	for _, p := range procs {
 		if st, ok := p.status(); ok {
 			snap.Processes = append(snap.Processes, st)

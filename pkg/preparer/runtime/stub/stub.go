@@ -34,7 +34,7 @@ type Order struct {
 	Env     []string `json:"env"`
 	Dir     string   `json:"dir"`
 
-	Isolation *confine.Isolation `json:"isolation,omitempty"`
+	Isolation *confine.Confinement `json:"isolation,omitempty"`
 
 	// Guarded: it dies with its parent, whatever user it becomes. Without isolation it keeps the capabilities that its parent has.
 	Guarded bool `json:"guarded,omitempty"`

@@ -1,0 +1,82 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
+)
+
+// onceGroup is the part of the node's cgroup that programs are in which run once.
+const onceGroup = "hooks"
+
+// RunOnce implements runtime.Runtime. The supervisor has no part in it: the program ends with this process.
+func (c *Client) RunOnce(ctx context.Context, run runtime.Once, streams runtime.Streams) (runtime.Exit, error) {
+	return oneshot.Run(ctx, oneshot.Command{
+		Argv: run.Command, Env: run.Env, Dir: run.Dir, Streams: streams,
+		Isolation: c.confine(run.Isolation, filepath.Join(onceGroup, run.Name)), OwnCgroup: true,
+	})
+}
+
+// Exec implements runtime.Runtime. An error to test for besides: ErrUnreachable.
+func (c *Client) Exec(ctx context.Context, id string, command []string, streams runtime.Streams) (runtime.Exit, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	lock, over, err := c.commands.begin(id, cancel)
+	if err != nil {
+		return runtime.Exit{}, fmt.Errorf("run a command beside %s: %w", id, err)
+	}
+	defer over()
+	defer func() { _ = lock.Close() }() // it is closed already where the command was started
+	spec, err := c.specOf(ctx, id)
+	if err != nil {
+		return runtime.Exit{}, fmt.Errorf("run a command beside %s: %w", id, err)
+	}
+	return oneshot.Run(ctx, oneshot.Command{
+		Argv: command, Env: spec.Env, Dir: spec.Dir, Isolation: spec.Isolation, Streams: streams, LockFile: lock,
+	})
+}
+
+// specOf returns what a process was started from. Whoever was told of the process needs no supervisor for that.
+func (c *Client) specOf(ctx context.Context, id string) (localSpec, error) {
+	var all snapshot
+	if seen := c.seen.Load(); seen != nil {
+		all = *seen
+	}
+	at, found := search(all.Processes, id)
+	if !found {
+		var err error
+		if all, err = c.poll(ctx, 0); err != nil {
+			return localSpec{}, err
+		}
+		at, found = search(all.Processes, id)
+	}
+	if !found {
+		return localSpec{}, runtime.ErrNotRunning
+	}
+	switch st := all.Processes[at]; st.Phase {
+	case runtime.Unknown, runtime.Stopping, runtime.Stopped:
+		return localSpec{}, runtime.ErrNotRunning
+	default:
+		return st.Spec, nil
+	}
+}
+
+// Bound says what all processes in the node's cgroup may take together: thousandths of a core and bytes; zero: not bounded. It ends
+// there what an earlier client has left of programs that ran once. Their guards end them too; this is for what a guard cannot.
+func (c *Client) Bound(cpu, memory int64) error {
+	if c.cfg.Cgroup == "" {
+		return nil
+	}
+	if err := confine.Cap(c.cfg.Cgroup, cpu, memory); err != nil {
+		return err
+	}
+	left := filepath.Join(c.cfg.Cgroup, onceGroup)
+	_ = errors.Join(isolate.Kill(left), isolate.Remove(left)) // what is still in there goes with the next
+	return nil
+}
