@@ -3,16 +3,20 @@ package shim
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 )
 
@@ -206,4 +210,46 @@ func busyLogs(r *rotator) (n int) {
 		return true
 	})
 	return n
+}
+
+// What supervisors and clients of former versions wrote is read, and what is written now is what they read.
+func TestSpecsAreWrittenAsBefore(t *testing.T) {
+	const former = `{"id":"a","pod":{"rc_id":"rc1","role":"web","index":3},"revision":7,"name":"main","command":["/x"],"env":["A=1"],"dir":"/d","log_path":"/l",` +
+		`"log_bytes":5,"log_keep":2,"stop_grace":1000,"stop_signal":"SIGINT","restart":{"policy":"never","min":1,"max":2,"stable":3},` +
+		`"isolation":{"uid":1,"gid":2,"groups":[3],"no_new_privileges":true,"tmp":"/t","cgroup":"/c/a","cpu":4,"memory":5,"pids":6},"hold_after_boot":true}`
+	asked := runtime.Spec{
+		Process: runtime.Process{
+			ID: "a", Pod: pod.Identity{RCID: "rc1", Role: "web", Index: 3}, Revision: 7, Name: "main", Command: []string{"/x"}, Env: []string{"A=1"}, Dir: "/d",
+			LogPath: "/l", LogBytes: 5, LogKeep: 2, StopGrace: 1000, StopSignal: "SIGINT",
+			Restart: runtime.Restart{Policy: runtime.Never, Min: 1, Max: 2, Stable: 3}, StartSuspended: true,
+		},
+		Isolation: &runtime.Isolation{UID: 1, GID: 2, Groups: []int{3}, NoNewPrivileges: true, Tmp: "/t", CPU: 4, Memory: 5, PIDs: 6},
+	}
+	var read localSpec
+	if err := json.Unmarshal([]byte(former), &read); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(asked, read.asked()); diff != "" || read.cgroup() != "/c/a" || read.validate() != nil {
+		t.Errorf("read with the cgroup %q, %v:\n%s", read.cgroup(), read.validate(), diff)
+	}
+	client := Client{cfg: ClientConfig{Cgroup: "/c"}}
+	sent, err := json.Marshal(localSpec{asked.Process, client.confine(asked.Isolation, asked.ID)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var was, is map[string]any
+	if err := errors.Join(json.Unmarshal([]byte(former), &was), json.Unmarshal(sent, &is)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(was, is); diff != "" {
+		t.Errorf("written otherwise:\n%s", diff)
+	}
+	for want, c := range map[string]confine.Confinement{
+		`directory "cgroup" is`:    {Cgroup: "cgroup"},
+		"pids 5) are not valid wi": {Isolation: runtime.Isolation{PIDs: 5}},
+	} {
+		if err := (localSpec{asked.Process, &c}).validate(); !errors.Is(err, runtime.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
+			t.Errorf("got %v, want an error with %q and what is allowed", err, want)
+		}
+	}
 }
