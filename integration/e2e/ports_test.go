@@ -12,31 +12,34 @@ import (
 )
 
 // dynamicPorts: replicas of one program share machines, each on a number of its own from the machine's range, which its
-// health check, its environment and its neighbours agree on. What holds a number from outside is not taken for the pod, an
-// upgrade in place keeps the numbers, and where none is left the rest is said to be missing.
+// health check, its environment and its neighbours agree on. Numbers that something else on a machine holds are not given away, and no pod with such a static port is
+// placed there; what the machine's record does not tell is found when the pod starts. An upgrade in place keeps the numbers, and where none is left the
+// rest is said to be missing.
 func dynamicPorts(e *env) {
-	const first, last = 21000, 21002
+	const first, last, static = 21000, 21002, 21500
 	e.startConsul("")
-	for n := 1; n <= 2; n++ {
-		e.preparer(n, "--port-min", strconv.Itoa(first), "--port-max", strconv.Itoa(last))
-	}
 	var foreign []net.Listener
 	for port := first; port <= last; port++ {
-		l, err := net.Listen("tcp", net.JoinHostPort(e.address(2), strconv.Itoa(port)))
-		if err != nil {
-			e.t.Fatal(err)
-		}
-		defer l.Close()
-		foreign = append(foreign, l)
+		foreign = append(foreign, e.listen(2, port))
+	}
+	foreign = append(foreign, e.listen(1, static))
+	for n := 1; n <= 2; n++ {
+		e.preparer(n, "--port-min", strconv.Itoa(first), "--port-max", strconv.Itoa(last))
 	}
 	e.farm("f1", "")
 	h := e.hello(4, nil)
 	h.Port = 0
 	e.apply(h)
-	e.podsSay("something else on the node holds " + e.address(2) + ":21")
+	other := e.hello(2, nil)
+	other.Name, other.Port = "static", static
+	e.apply(other)
+	e.lacksPorts("hello", "n1", 3)
+	e.lacksPorts("static", "n2", 1)
 	for _, l := range foreign {
 		_ = l.Close()
 	}
+	e.applied(other)
+	e.unlisted(h)
 	e.applied(h)
 	before := e.answering(4, "version \n")
 
@@ -58,6 +61,50 @@ func dynamicPorts(e *env) {
 		return err
 	})
 	e.answering(h.Replicas-1, "version 2\n")
+}
+
+// listen holds a port on the address of a node.
+func (e *env) listen(n, port int) net.Listener {
+	e.t.Helper()
+	l, err := net.Listen("tcp", net.JoinHostPort(e.address(n), strconv.Itoa(port)))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// lacksPorts waits until all pods of a controller that have a node are on one, and the others are said to have none because of ports.
+func (e *env) lacksPorts(name, nodeName string, placed int) {
+	e.t.Helper()
+	e.within(limit, func() error {
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, e.rcID(name))
+		if err != nil {
+			return err
+		}
+		for _, rec := range e.placements(e.rcID(name)) {
+			if rec.Value.Node != nodeName {
+				return fmt.Errorf("%s is on %s, whose ports are in use", name, rec.Value.Node)
+			}
+		}
+		if text := fmt.Sprint(st.Value.Conditions); st.Value.Placed != placed || !st.Value.Is(rc.InsufficientNodes) || !strings.Contains(text, "ports: ") {
+			return fmt.Errorf("status %+v", st.Value)
+		}
+		return nil
+	})
+}
+
+// unlisted has a pod meet a port that something holds and the node's record does not tell: one of the kernel's ephemeral numbers.
+func (e *env) unlisted(h cluster.Hello) {
+	e.t.Helper()
+	l := e.listen(1, 0)
+	port := l.Addr().(*net.TCPAddr).Port
+	beside := e.listen(2, port)
+	h.Name, h.Port, h.Replicas = "unlisted", port, 1
+	e.apply(h)
+	e.podsSay("something else on the node holds 127.")
+	_, _ = l.Close(), beside.Close()
+	e.applied(h)
 }
 
 // answering waits until so many replicas answer where their placements say, each as itself, and returns who answers where.

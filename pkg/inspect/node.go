@@ -26,7 +26,9 @@ type NodeView struct {
 	UnmanagedSince *time.Time        `json:"unmanaged_since,omitempty"` // its preparer is gone, its machine is not
 	LostSince      *time.Time        `json:"lost_since,omitempty"`      // its machine is gone
 	Capacity       Usage             `json:"capacity"`
-	Used           Usage             `json:"used"` // reserved
+	Used           Usage             `json:"used"`                   // reserved
+	Free           Usage             `json:"free"`                   // of what is limited
+	PortsInUse     []int             `json:"ports_in_use,omitempty"` // by something else than its pods
 	Orphans        int               `json:"orphans"`
 	Isolation      string            `json:"isolation,omitempty"` // what its pods have of their own; see docs/running.md
 	Anonymous      string            `json:"anonymous,omitempty"` // what its pods may do at Consul without a token: node.AnonymousSecured and so on
@@ -39,6 +41,26 @@ type Usage struct {
 	Slots  int   `json:"slots"`
 	CPU    int64 `json:"cpu"`    // thousandths of a core
 	Memory int64 `json:"memory"` // bytes
+	Ports  int   `json:"ports"`  // of the range for dynamic ports
+}
+
+// capacityOf returns what a node offers.
+func capacityOf(v *node.View) Usage {
+	ports := 0
+	if r := v.PortRange; r.Min > 0 {
+		ports = max(0, r.Max-r.Min+1)
+	}
+	return Usage{Slots: v.Capacity.Slots, CPU: v.Capacity.CPU, Memory: v.Capacity.Memory, Ports: ports}
+}
+
+// usageOf returns what is taken of that. Ports that something else on the machine holds are taken, too.
+func usageOf(v *node.View, used scheduler.Usage) Usage {
+	return Usage{Slots: used.Slots, CPU: used.CPU, Memory: used.Memory, Ports: used.DynamicTaken(v)}
+}
+
+// less returns what is left of an amount, at least nothing. What is not limited stays zero.
+func (u Usage) less(used Usage) Usage {
+	return Usage{Slots: max(0, u.Slots-used.Slots), CPU: max(0, u.CPU-used.CPU), Memory: max(0, u.Memory-used.Memory), Ports: max(0, u.Ports-used.Ports)}
 }
 
 // Hearing is what a daemon tells by writing now and then.
@@ -113,14 +135,11 @@ func JoinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]nod
 		n := NodeView{
 			Name: view.Name, Alive: view.Alive, Address: view.Address, ConsulNode: view.ConsulNode,
 			Labels: view.AllLabels(), OperatorLabels: view.Ops.Labels, Open: !scheduler.Ineligible(view, taken[view.Name]), Drain: view.Ops.Drain, Cordoned: view.Ops.Unschedulable,
-			Capacity: Usage{Slots: view.Capacity.Slots, CPU: view.Capacity.CPU, Memory: view.Capacity.Memory},
-			Orphans:  view.OrphanCount(), Version: view.Version, Isolation: view.Isolation, Anonymous: view.Anonymous, Shut: view.Shut,
+			Capacity: capacityOf(view), PortsInUse: view.PortsInUse,
+			Orphans: view.OrphanCount(), Version: view.Version, Isolation: view.Isolation, Anonymous: view.Anonymous, Shut: view.Shut,
 		}
-		for _, h := range taken[view.Name].Claims {
-			n.Used.Slots++
-			n.Used.CPU += h.CPU
-			n.Used.Memory += h.Memory
-		}
+		n.Used = usageOf(view, scheduler.UsageOf(view, taken[view.Name]))
+		n.Free = n.Capacity.less(n.Used)
 		views = append(views, n)
 	}
 	slices.SortFunc(views, func(a, b NodeView) int { return cmp.Compare(a.Name, b.Name) })

@@ -6,6 +6,9 @@ import (
 	"slices"
 	"strings"
 
+	k8slabels "k8s.io/apimachinery/pkg/labels"
+
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -51,12 +54,7 @@ func refusals(s *Situation, mover *pod.Placement) (reasons map[scheduler.Reason]
 		return reasons, nil
 	}
 	next := pod.Identity{RCID: s.RC.ID}
-	rule := scheduler.Rule{Selector: sel, Epoch: s.Epoch, MaxPerNode: s.RC.MaxPerNode, Ask: node.Claim{Pod: next}}
-	if s.Manifest != nil {
-		res := s.Manifest.Resources()
-		rule.Ask = node.NewClaim(next, s.Manifest.PortMap(), res.CPU, res.Memory)
-		rule.Dynamic = s.Manifest.DynamicPorts()
-	}
+	rule := ruleOf(sel, s.Epoch, s.RC.MaxPerNode, s.Manifest)
 	avoids := avoids(s, mover)
 	if mover != nil {
 		next = mover.Identity
@@ -74,6 +72,16 @@ func refusals(s *Situation, mover *pod.Placement) (reasons map[scheduler.Reason]
 		}
 	}
 	return reasons, takes
+}
+
+// ruleOf is the rule for pods with a manifest, which may be nil.
+func ruleOf(sel k8slabels.Selector, epoch string, maxPerNode int, m *manifest.Manifest) scheduler.Rule {
+	rule := scheduler.Rule{Selector: sel, Epoch: epoch, MaxPerNode: maxPerNode}
+	if m != nil {
+		res := m.Resources()
+		rule.Ask, rule.Dynamic = node.NewClaim(pod.Identity{}, m.PortMap(), res.CPU, res.Memory), m.DynamicPorts()
+	}
+	return rule
 }
 
 // advice says, for each reason, why nodes take no pod and what to do.

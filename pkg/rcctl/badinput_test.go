@@ -227,7 +227,7 @@ func TestBadCommandLines(t *testing.T) {
 		{[]string{"farm", "resume", "now"}, []string{`"now"`, "allowed: none", "nothing was written"}},
 		{[]string{"farms", "f1"}, []string{`"f1"`, "allowed: none"}},
 		{[]string{"farms", "-o", "csv"}, []string{"--output:", `"csv"`, "table, wide, json or yaml"}},
-		{[]string{"nodes", "-o", "wide"}, []string{"--output:", `"wide"`, "table, json or yaml"}},
+		{[]string{"service", "list", "-o", "wide"}, []string{"--output:", `"wide"`, "table, json or yaml"}},
 		{[]string{"audit", "web"}, []string{`"web"`, "allowed: none"}},
 		{[]string{"audit", "--since", "yesterday"}, []string{"--since:", `"yesterday"`, "90m", "2026-01-02T15:04:05Z"}},
 		{[]string{"audit", "--since", "-1h"}, []string{"--since:", `"-1h"`, "90m"}},

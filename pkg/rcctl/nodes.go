@@ -7,6 +7,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -15,7 +16,7 @@ import (
 func nodesCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "nodes", Usage: "list the machines: alive or not, labels, how full",
-		UsageText: "rcctl nodes [-l SELECTOR] [-o table|json|yaml]",
+		UsageText: "rcctl nodes [-l SELECTOR] [-o table|wide|json|yaml]",
 		Description: `ALIVE is no while its preparer does not hold the node's record, and, where the owners of its pods have found out
 more, unmanaged (the preparer is gone, the machine is not: pods count as last reported) or lost (the machine is
 gone). It is silent while Consul takes the preparer for alive, and it has not written as it should: Consul may refuse
@@ -23,12 +24,15 @@ its token. HEARD is how long ago it wrote last. OPEN is yes, cordoned (nothing n
 reserved/offered pods. A label that an operator has set ends with *. CONSUL is open where
 pods may write there without a token, so that they can have any program started, closed where they may not, and shut where the node
 takes no new intents because they may, or nobody knows. ORPHANS are pods that run without a placement.
+-o wide shows what is used of each machine, and what is free: pods, CPU in cores, memory, and numbers for dynamic ports; nothing is said to be
+free of what is not limited. IN USE are ports that something else on the machine holds, so that no pod is given them.
 
 Examples:
   rcctl nodes
   rcctl nodes -l rack=a
+  rcctl nodes -o wide
   rcctl nodes -o json | jq -r '.[] | select(.alive | not) | .name'`,
-		Flags:  []cli.Flag{selectorFlag("machines"), outputFlag()},
+		Flags:  []cli.Flag{selectorFlag("machines"), wideOutputFlag()},
 		Action: onList(runNodes),
 	})
 }
@@ -68,7 +72,12 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 		header: []string{"NAME", "ALIVE", "HEARD", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "CONSUL", "VERSION", "LABELS"},
 		paint:  1, colourOf: func(alive string) colour { return map[bool]colour{true: green, false: red}[alive == "yes"] },
 	}
-	err = printList(c, std, s, views, slices.Concat(corrupt, badOps, badTaken, badPods), none, tb, func(v *inspect.NodeView) []string { return nodeRow(v, now) })
+	row := func(v *inspect.NodeView) []string { return nodeRow(v, now) }
+	if c.String("output") == wideFormat {
+		tb.header = []string{"NAME", "ALIVE", "OPEN", "PODS", "FREE", "CPU", "FREE", "MEMORY", "FREE", "PORTS", "FREE", "IN USE"}
+		row = usageRow
+	}
+	err = printList(c, std, s, views, slices.Concat(corrupt, badOps, badTaken, badPods), none, tb, row)
 	for i := range views {
 		noteSilent(std, "the preparer of node "+views[i].Name, views[i].Hearing, now)
 	}
@@ -87,6 +96,24 @@ func noteSilent(std *stdio, who string, h inspect.Hearing, now time.Time) {
 	if h.Silent {
 		fmt.Fprintf(std.err, "rcctl: Consul takes %s for alive, and it was not heard for %s: its token may be refused; its log says why\n", who, heardText(h.Heard, now))
 	}
+}
+
+// usageRow is what a node has and what is left of it.
+func usageRow(v *inspect.NodeView) []string {
+	row := []string{v.Name, v.AliveText(), v.OpenText()}
+	add := func(used, free, limit int64, text func(int64) string) {
+		row = append(row, text(used))
+		if limit == 0 {
+			row = append(row, "")
+		} else {
+			row = append(row, text(free))
+		}
+	}
+	add(int64(v.Used.Slots), int64(v.Free.Slots), int64(v.Capacity.Slots), plainAmount)
+	add(v.Used.CPU, v.Free.CPU, v.Capacity.CPU, cpuText)
+	add(v.Used.Memory, v.Free.Memory, v.Capacity.Memory, memoryText)
+	add(int64(v.Used.Ports), int64(v.Free.Ports), int64(v.Capacity.Ports), plainAmount)
+	return append(row, inspect.SomeOf(field.Each(v.PortsInUse, func(port int) string { return fmt.Sprint(port) })))
 }
 
 func nodeRow(v *inspect.NodeView, now time.Time) []string {

@@ -77,7 +77,7 @@ func newApp(std *stdio) *cli.App {
 				schemaCommand("rc", "the documents of rcs", "controller.schema.json", "rcctl apply --dry-run", docs.ControllerSchema)),
 			signCommand(), manifestCommand(), podsCommand(),
 			group("pod", "show one pod; declare one on a machine that is gone as gone", describeCommand(), forgetCommand()),
-			logsCommand(), execCommand(), scaleRequestCommand(), nodesCommand(),
+			logsCommand(), execCommand(), scaleRequestCommand(), placeCommand(), nodesCommand(),
 			group("node", "drain, cordon, label, sweep and forget machines",
 				drainCommand(), undrainCommand(), cordonCommand(), uncordonCommand(), labelCommand(), sweepCommand(), forgetNodeCommand()),
 			farmsCommand(),

@@ -153,17 +153,26 @@ func (r *Request) candidates() []*candidate {
 	return each
 }
 
+// rule is what the pods ask of nodes that may take pods of the controller at all.
+func (r *Request) rule() scheduler.Rule {
+	return scheduler.Rule{MaxPerNode: r.MaxPerNode, Ask: r.Want, Dynamic: r.Dynamic}
+}
+
+// found is a candidate as a pod finds it.
+func (r *Request) found(c *candidate, id pod.Identity) scheduler.Candidate {
+	return scheduler.Candidate{View: c.view, Reservation: c.res, Pods: c.mine, Avoid: slices.Contains(r.Avoid[id], c.name)}
+}
+
 // pick takes the best candidate for a pod off the queue. Candidates that will not fit later either (all pods want the
 // same) are dropped and counted; those that only this pod avoids come back in avoided.
 func (r *Request) pick(q *queue, id pod.Identity, refused scheduler.Reasons) (best *candidate, avoided []*candidate) {
-	rule := scheduler.Rule{MaxPerNode: r.MaxPerNode, Ask: r.Want, Dynamic: r.Dynamic}
+	rule := r.rule()
 	for {
 		c := q.pop()
 		if c == nil {
 			return nil, avoided
 		}
-		at := scheduler.Candidate{View: c.view, Reservation: c.res, Pods: c.mine, Avoid: slices.Contains(r.Avoid[id], c.name)}
-		switch reason := rule.Refuses(at, id); reason {
+		switch reason := rule.Refuses(r.found(c, id), id); reason {
 		case "":
 			return c, avoided
 		case scheduler.Avoided:

@@ -1,0 +1,219 @@
+package rcctl
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/document"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// placeAllowed is what the document of rcctl place may be, in words.
+const placeAllowed = "one YAML or JSON document that describes a replication controller or a service"
+
+func placeCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "place", Usage: "say for every machine whether it would take pods of a document, and why not",
+		UsageText: "rcctl place --explain -f FILE [-o table|wide|json|yaml]",
+		Description: `Asks the rule and the ranking that farms place by, with the machines as they are now, and writes nothing.
+What rcctl apply and rcctl deploy write is placed by a farm. The document is that of a controller or of a service;
+pods of a controller of that name count as they do for a farm.
+
+RANK is the order in which machines are taken for the next pod: first those in the group with the fewest of the
+controller's pods, where it spreads them; then those with the fewest of its pods (PODS); then those that would be least full with one
+more (LOAD, by what they have least of). A farm looks at about three machines for each pod, so that it takes
+the best of these, and breaks ties by chance. GETS is how many of the missing pods a machine would get.
+What others place meanwhile, and a scheduler of your own, are not considered.
+
+Examples:
+  rcctl place --explain -f rc.yaml
+  rcctl place --explain -f rc.yaml -o wide        every machine, one on a line
+  rcctl place --explain -f service.yaml -o json | jq '.nodes[] | select(.reason == "ports") | .name'`,
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "explain", Usage: "needed: only explaining can be asked for"},
+			fileFlag(), wideOutputFlag(),
+		},
+		Action: onConn(readPlace, runPlace),
+	})
+}
+
+func readPlace(c *cli.Context) (*rc.Spec, error) {
+	if !c.Bool("explain") {
+		return nil, usagef(c, "--explain: missing; allowed: only explaining; rcctl apply has pods placed")
+	}
+	return readInput(c, func(source string, data []byte) (*rc.Spec, error) {
+		converted, err := document.ToJSON(data, placeAllowed)
+		if err != nil {
+			return nil, err
+		}
+		spec, err := decodeSpec(c, source, converted)
+		if err == nil {
+			return spec, nil
+		}
+		service, other := record.Decode(converted)
+		if other != nil {
+			return nil, err
+		}
+		return &rc.Spec{
+			Name: service.Name, NodeSelector: service.NodeSelector, Replicas: service.Replicas, ReplicaGroups: service.ReplicaGroups,
+			MaxPerNode: service.MaxPerNode, Spread: service.Spread, Pod: service.Pod,
+		}, nil
+	})
+}
+
+func runPlace(c *cli.Context, std *stdio, s *conn, spec *rc.Spec) error {
+	placements, corrupt, err := s.placementsOf(c, spec.Name)
+	if err != nil {
+		return err
+	}
+	state, bad, err := deploy.State(c.Context, s.Store)
+	if err != nil {
+		return err
+	}
+	view, err := inspect.Place(spec, placements, state)
+	if err != nil {
+		return err
+	}
+	return std.print(c, view, append(corrupt, bad...), func(w io.Writer) error {
+		return writePlacing(w, &view, c.String("output") == wideFormat)
+	})
+}
+
+// placementsOf returns the pods that a controller of this name has, or the present revision of the service.
+func (s *conn) placementsOf(c *cli.Context, name string) ([]pod.Placement, []error, error) {
+	id := ""
+	if found, err := s.FindRC(c.Context, name); err == nil {
+		id = found.Value.ID
+	} else if !errors.Is(err, store.ErrNotFound) {
+		return nil, nil, err
+	}
+	if svc, err := s.Deployments.Service(c.Context, name); err == nil {
+		id = svc.Deployed.RC
+	} else if !errors.Is(err, store.ErrNotFound) {
+		return nil, nil, err
+	}
+	if id == "" {
+		return nil, nil, nil
+	}
+	recs, corrupt, err := s.Pods.List(c.Context, store.Default, id)
+	return values(recs), corrupt, err
+}
+
+// fewNodes is how many lines of nodes the table has at the most.
+const fewNodes = 20
+
+func writePlacing(w io.Writer, v *inspect.Placing, wide bool) error {
+	fmt.Fprintf(w, "%s: %s, %d placed. Each takes %s.\n", clean(v.Name), field.Count(v.Replicas, "replica"), v.Placed, takesText(&v.Takes))
+	if v.Placed < v.Replicas {
+		fmt.Fprintf(w, "There is room for %d of the %d that are missing.\n", v.Found, v.Replicas-v.Placed)
+	}
+	takes := v.Ranked()
+	show := takes[:min(len(takes), fewNodes)]
+	if wide {
+		show = v.Nodes
+	}
+	if len(show) > 0 {
+		fmt.Fprintln(w)
+		if err := placingTable(v, show, wide).write(w, coloured(w)); err != nil {
+			return err
+		}
+	}
+	if more := len(takes) - len(show); more > 0 {
+		fmt.Fprintf(w, "%s more would take a pod; -o wide has all.\n", field.Count(more, "node"))
+	}
+	if len(v.Out) == 0 {
+		return nil
+	}
+	fmt.Fprintf(w, "\n%d of %s take no pod:\n", len(v.Nodes)-len(takes), field.Count(len(v.Nodes), "node"))
+	tb := table{header: []string{"NODES", "REASON", "WHICH"}, paint: -1}
+	for _, reason := range slices.Sorted(maps.Keys(v.Out)) {
+		tb.rows = append(tb.rows, []string{fmt.Sprint(v.Out[reason]), string(reason), field.Few(v.Refusing(reason), 3, ", ")})
+	}
+	return tb.write(w, false)
+}
+
+func placingTable(v *inspect.Placing, nodes []inspect.PlacingNode, wide bool) *table {
+	tb := &table{header: []string{"RANK", "NODE", "PODS", "GETS", "LOAD", "SLOTS", "CPU", "MEMORY"}, paint: -1}
+	if v.Spread != "" {
+		tb.header = slices.Insert(tb.header, 2, "GROUP")
+	}
+	if wide {
+		tb.header = append(tb.header, "PORTS", "REASON")
+	}
+	for i := range nodes {
+		n := &nodes[i]
+		rank := ""
+		if n.Rank > 0 {
+			rank = fmt.Sprint(n.Rank)
+		}
+		row := []string{
+			rank, n.Name, fmt.Sprint(n.Pods), fmt.Sprint(n.Gets), fmt.Sprintf("%d%%", n.Load*100/scheduler.Whole),
+			ofText(int64(n.Used.Slots), int64(n.Capacity.Slots), plainAmount), ofText(n.Used.CPU, n.Capacity.CPU, cpuText), ofText(n.Used.Memory, n.Capacity.Memory, memoryText),
+		}
+		if v.Spread != "" {
+			row = slices.Insert(row, 2, n.Group)
+		}
+		if wide {
+			row = append(row, ofText(int64(n.Used.Ports), int64(n.Capacity.Ports), plainAmount), string(n.Reason))
+		}
+		tb.rows = append(tb.rows, row)
+	}
+	return tb
+}
+
+// takesText says what one pod takes.
+func takesText(t *inspect.PodTakes) string {
+	parts := []string{"a slot"}
+	if t.CPU > 0 {
+		parts = append(parts, cpuText(t.CPU)+" CPU")
+	}
+	if t.Memory > 0 {
+		parts = append(parts, memoryText(t.Memory)+" memory")
+	}
+	for _, port := range t.Ports {
+		parts = append(parts, fmt.Sprintf("port %d", port))
+	}
+	if n := len(t.DynamicPorts); n > 0 {
+		parts = append(parts, field.Count(n, "dynamic port"))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// ofText is how much is used of how much; what is not limited has no second part.
+func ofText(used, limit int64, text func(int64) string) string {
+	if limit == 0 {
+		return text(used)
+	}
+	return text(used) + "/" + text(limit)
+}
+
+func plainAmount(n int64) string { return fmt.Sprint(n) }
+
+// cpuText shows thousandths of a core as cores.
+func cpuText(millicores int64) string {
+	return strings.TrimSuffix(strings.TrimRight(fmt.Sprintf("%d.%03d", millicores/1000, millicores%1000), "0"), ".")
+}
+
+// memoryText shows bytes in the largest unit that leaves a whole number, or one digit behind the point.
+func memoryText(bytes int64) string {
+	const kib = 1024
+	n, unit := float64(bytes), 0
+	units := []string{"", "Ki", "Mi", "Gi", "Ti", "Pi"}
+	for n >= kib && unit < len(units)-1 {
+		n, unit = n/kib, unit+1
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", n), ".0") + units[unit]
+}
