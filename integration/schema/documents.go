@@ -81,10 +81,12 @@ func ofServices(manifests, controllers, deploying string) (string, error) {
 func packageOf[T any]() string { return reflect.TypeFor[T]().PkgPath() }
 
 func controllerRules() map[string]node {
+	counts := node{"not": node{"const": rc.EachNode}}
 	return map[string]node{
-		"Spec": {"oneOf": []any{ // exactly one of both is given
-			node{"required": []string{"replicas"}, "properties": node{"replicas": node{"type": "integer"}}},
-			node{"required": []string{"replica_groups"}, "properties": node{"replica_groups": node{"minItems": 1}}},
+		"Spec": {"oneOf": []any{ // exactly one of both is given, or the nodes say how many
+			node{"required": []string{"replicas"}, "properties": node{"replicas": node{"type": "integer"}, "mode": counts}},
+			node{"required": []string{"replica_groups"}, "properties": node{"replica_groups": node{"minItems": 1}, "mode": counts}},
+			node{"required": []string{"mode"}, "properties": eachNodeRules()},
 		}},
 		"Spec.name":           nameRule(),
 		"Spec.labels":         labelRule(),
@@ -96,10 +98,21 @@ func controllerRules() map[string]node {
 		"Spec.max_per_node":   count(),
 		"Spec.min_available":  count(),
 		"Spec.max_surge":      count(),
+		"Spec.mode":           {"enum": []string{string(rc.Replicas), string(rc.EachNode)}},
 		"Spec.strategy":       {"enum": []string{string(rc.Dynamic), string(rc.Static)}},
 		"ReplicaGroup.role":   nameRule(),
 		"ReplicaGroup.count":  count(),
 		"NodeLoss.action":     {"enum": []string{"replace", "keep"}},
+	}
+}
+
+// eachNodeRules leave out what has no meaning where there is one pod on each node.
+func eachNodeRules() node {
+	none, empty := node{"type": "null"}, node{"const": ""}
+	return node{
+		"mode": node{"const": rc.EachNode}, "replicas": none, "replica_groups": node{"maxItems": 0}, "max_per_node": node{"const": 0},
+		"spread": empty, "max_surge": none, "strategy": node{"enum": []string{string(rc.Dynamic), ""}},
+		"node_loss": node{"properties": node{"action": empty, "after": none, "unmanaged_after": none}},
 	}
 }
 

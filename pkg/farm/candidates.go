@@ -64,6 +64,11 @@ func (f *finder) guess(ctx context.Context) error {
 func (f *finder) findNodes(ctx context.Context) (err error) {
 	s := f.snapshot
 	if f.kit.outside == nil {
+		if wanted, is := s.WantedNodes(); is {
+			f.nodes = newCandidates(s, nil, "")
+			f.nodes.inOrder(placement.InOrder(wanted), placement.Walk{})
+			return nil
+		}
 		f.nodes, err = candidatesOf(f.kit.byLabel, f.kit.farm, s, f.version)
 		return err
 	}
@@ -268,6 +273,12 @@ func viewOf(s *reconcile.Snapshot, version uint64) *scheduler.View {
 	}
 	if m := s.Placing(); m != nil {
 		c.Ask.PodID, c.Ask.DynamicPorts = m.ID, m.DynamicPorts()
+	}
+	if wanted, is := s.WantedNodes(); is {
+		c.Nodes, c.Version = map[string]*node.View{}, 0
+		for _, name := range wanted {
+			c.Nodes[name] = s.Nodes[name]
+		}
 	}
 	var err error
 	if c.Rule, err = s.Rule(); err != nil {

@@ -119,16 +119,25 @@ type known struct {
 	lastResync time.Time       // when that was done last; zero: not by this farm
 	nodes      map[string]bool // where it has pods; nil while it is looked at
 	wantsNodes bool            // more nodes would help it
+	follows    kube.Selector   // it has a pod on each node that this selects; nil: it has not
 	leaving    bool            // give it to the farm that prefers it
 }
 
-// concernedBy reports whether nodes that have changed may matter to the controller.
-func (k known) concernedBy(changed map[string]bool) bool {
+// concernedBy reports whether nodes that have changed, to what some views show, may matter to the controller.
+func (k known) concernedBy(changed map[string]bool, views map[string]*node.View) bool {
 	if k.wantsNodes || k.nodes == nil {
 		return true
 	}
 	for name := range k.nodes {
 		if changed[name] {
+			return true
+		}
+	}
+	if k.follows == nil {
+		return false
+	}
+	for name := range changed {
+		if v := views[name]; v != nil && v.Alive && v.Eligible() && v.Matches(k.follows) {
 			return true
 		}
 	}
@@ -150,10 +159,10 @@ func (s *shared) begin() {
 }
 
 // ended takes in what a pass has found. A resync is done when it found nothing to do, and nothing kept it from doing it.
-func (s *shared) ended(nodes map[string]bool, wantsNodes, checked bool) {
+func (s *shared) ended(nodes map[string]bool, wantsNodes bool, follows kube.Selector, checked bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.is.nodes, s.is.wantsNodes = nodes, wantsNodes
+	s.is.nodes, s.is.wantsNodes, s.is.follows = nodes, wantsNodes, follows
 	if checked {
 		s.is.lastResync, s.is.resync = time.Now(), false
 	}

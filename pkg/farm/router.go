@@ -45,7 +45,8 @@ func (f *Farm) route(e event) {
 		}
 		if len(e.changed) > 0 {
 			f.kit.scarcity.changed(slices.Collect(maps.Keys(e.changed)))
-			f.enqueueOwned(func(c *ReplicationController) bool { return c.shared.now().concernedBy(e.changed) })
+			views, _ := f.cache.nodesAt()
+			f.enqueueOwned(func(c *ReplicationController) bool { return c.shared.now().concernedBy(e.changed, views) })
 		}
 	case membersMoved:
 		f.roster.membersChanged()

@@ -23,8 +23,8 @@ func TestAMoveWithoutRoomWantsNodes(t *testing.T) {
 		plan.Short(s, make([]pod.Identity, missing), "drained 3", time.Second)
 		ps.snapshot = s
 		ps.remember(plan, 0, nil)
-		if c.shared.now().wantsNodes != want || c.shared.now().concernedBy(other) != want {
-			t.Errorf("%d missing: wantsNodes %t, concerned by any node %t", missing, c.shared.now().wantsNodes, c.shared.now().concernedBy(other))
+		if c.shared.now().wantsNodes != want || c.shared.now().concernedBy(other, nil) != want {
+			t.Errorf("%d missing: wantsNodes %t, concerned by any node %t", missing, c.shared.now().wantsNodes, c.shared.now().concernedBy(other, nil))
 		}
 	}
 }

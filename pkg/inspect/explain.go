@@ -47,6 +47,9 @@ type Situation struct {
 
 // Explain says why a controller is not converged, and what to do. It is computed without I/O.
 func Explain(s *Situation) Explanation {
+	as := *s
+	as.RC = *counted(&s.RC, s.Status)
+	s = &as
 	e := Explanation{RCID: s.RC.ID, Name: s.RC.Name, State: StateOf(&s.RC, s.Status, s.Farms), Causes: []Cause{}}
 	e.Summary = summary(s, e.State)
 	for _, look := range []func(*Situation) []Cause{
@@ -247,6 +250,8 @@ func unblock(s *Situation) string {
 	switch mover := s.mover(); {
 	case mover != nil && s.RC.Strategy == rc.Static:
 		return fmt.Sprintf("rcctl node undrain %s, or stop it at a deadline: rcctl node drain %s --deadline 0s --force", mover.Node, mover.Node)
+	case mover != nil && s.RC.EachNode():
+		return fmt.Sprintf("Lower min_available, help the others to become available, or let it stay: rcctl node undrain %s", mover.Node)
 	case mover != nil && len(mover.Avoid) > 0:
 		return fmt.Sprintf("Look at the nodes that are named, add one, or let it stay: rcctl node undrain %s", mover.Node)
 	case mover != nil:

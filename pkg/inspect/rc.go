@@ -27,7 +27,8 @@ type RCView struct {
 	Labels        map[string]string `json:"labels,omitempty"`
 	NodeSelector  string            `json:"node_selector"` // empty selects every node
 	PodLabels     map[string]string `json:"pod_labels,omitempty"`
-	Replicas      int               `json:"replicas"` // of all groups together
+	Mode          rc.Mode           `json:"mode,omitempty"` // empty: replicas
+	Replicas      int               `json:"replicas"`       // of all groups together; with the mode each-node, nodes that ask for a pod
 	ReplicaGroups []rc.ReplicaGroup `json:"replica_groups"`
 	MaxPerNode    int               `json:"max_per_node"`     // zero: no limit
 	Spread        string            `json:"spread,omitempty"` // key of the node label that pods are spread over
@@ -53,16 +54,36 @@ type NodeLossView struct {
 	UnmanagedAfter field.Duration `json:"unmanaged_after"`
 }
 
+// counted returns a controller as its farm counts it: one with a pod on each node asks for as many as its status says.
+func counted(r *rc.RC, st *rc.Status) *rc.RC {
+	if !r.EachNode() {
+		return r
+	}
+	if st == nil {
+		st = &rc.Status{}
+	}
+	c := r.CountedBy(st.Desired)
+	c.MaxPerNode = 1
+	if least := max(0, st.Desired-st.Lost-1); r.MinAvailable == nil {
+		c.MinAvailable = &least
+	}
+	return &c
+}
+
 // NewRCView joins a controller and its status. st may be nil.
 func NewRCView(r *rc.RC, st *rc.Status, farms []store.Member) RCView {
+	c, loss := counted(r, st), "replace"
+	if r.EachNode() {
+		loss = "keep"
+	}
 	v := RCView{
 		ID: r.ID, Name: r.Name, State: StateOf(r, st, farms), Generation: r.Generation, ChangedBy: r.ChangedBy,
 		DeletedAt: r.DeletedAt, Disabled: r.Disabled, Labels: r.Labels, NodeSelector: r.NodeSelector,
-		PodLabels: r.PodLabels, Replicas: r.Desired(), ReplicaGroups: r.ReplicaGroups, MaxPerNode: r.MaxPerNode, Spread: r.Spread,
-		MinAvailable: r.MinimumAvailable(), MaxSurge: r.Surge(), Strategy: r.Strategy, Mutator: r.Mutator,
+		PodLabels: r.PodLabels, Mode: r.Mode, Replicas: c.Desired(), ReplicaGroups: append([]rc.ReplicaGroup{}, r.ReplicaGroups...), MaxPerNode: r.MaxPerNode, Spread: r.Spread,
+		MinAvailable: c.MinimumAvailable(), MaxSurge: r.Surge(), Strategy: r.Strategy, Mutator: r.Mutator,
 		ManifestDigest: r.ManifestDigest, ProgressDeadline: field.Duration(r.Deadline()),
 		NodeLoss: NodeLossView{
-			Action:         cmp.Or(r.NodeLoss.Action, "replace"),
+			Action:         cmp.Or(r.NodeLoss.Action, loss),
 			After:          field.Duration(r.NodeLoss.After.Or(rc.DefaultNodeLossAfter)),
 			UnmanagedAfter: field.Duration(r.NodeLoss.UnmanagedAfter.Or(rc.DefaultUnmanagedAfter)),
 		},

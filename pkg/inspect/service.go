@@ -61,6 +61,9 @@ func NewServiceView(svc *record.Service) ServiceView {
 	v := ServiceView{Service: d.Service, Revision: d.Revision, Replicas: d.Spec.Total(), By: d.By, At: d.At}
 	for _, one := range svc.Controllers {
 		if one.Status != nil {
+			if one.RC.ID == d.RC && one.RC.EachNode() {
+				v.Replicas = one.Status.Desired
+			}
 			v.Available += one.Status.Available
 		}
 	}

@@ -64,6 +64,9 @@ func refusals(s *Situation, mover *pod.Placement) (reasons map[scheduler.Reason]
 		perNode[s.Placements[i].Node]++
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
+		if s.RC.EachNode() && (perNode[name] > 0 || rule.Excludes(s.Nodes[name]) != "") {
+			continue // it asks for none, or has its own
+		}
 		at := scheduler.Candidate{View: s.Nodes[name], Reservation: s.Taken[name], Pods: perNode[name], Avoid: avoids[name]}
 		if reason := rule.Check(at, next); reason != "" {
 			reasons[reason] = append(reasons[reason], name)

@@ -41,9 +41,10 @@ type RC struct {
 	Name           string            `json:"name"`
 	Labels         map[string]string `json:"labels,omitempty"`
 	ManifestDigest string            `json:"manifest"`
-	NodeSelector   string            `json:"node_selector"` // Kubernetes label selector; empty selects every node
+	NodeSelector   string            `json:"node_selector"`  // Kubernetes label selector; empty selects every node
+	Mode           Mode              `json:"mode,omitempty"` // empty: Replicas
 	PodLabels      map[string]string `json:"pod_labels,omitempty"`
-	ReplicaGroups  []ReplicaGroup    `json:"replica_groups"`
+	ReplicaGroups  []ReplicaGroup    `json:"replica_groups"`          // none with EachNode
 	MaxPerNode     int               `json:"max_per_node,omitempty"`  // zero: no limit
 	Spread         string            `json:"spread,omitempty"`        // key of a node label; empty: nodes count alone
 	MinAvailable   *int              `json:"min_available,omitempty"` // nil: MinimumAvailable
@@ -91,7 +92,9 @@ type ReplicaGroup struct {
 }
 
 // ReplacesLost reports whether pods of a lost node are placed elsewhere.
-func (r *RC) ReplacesLost() bool { return r.NodeLoss.Action != "keep" && r.Strategy != Static }
+func (r *RC) ReplacesLost() bool {
+	return r.NodeLoss.Action != "keep" && r.Strategy != Static && !r.EachNode()
+}
 
 // NodeLoss says when the pods of a lost node are replaced.
 type NodeLoss struct {
@@ -139,10 +142,14 @@ func (r *RC) Rollout() string {
 
 // Surge returns how many pods above the desired number may exist while pods are moved.
 func (r *RC) Surge() int {
-	if r.MaxSurge != nil {
+	switch {
+	case r.EachNode(): // none is moved
+		return 0
+	case r.MaxSurge != nil:
 		return *r.MaxSurge
+	default:
+		return DefaultMaxSurge
 	}
-	return DefaultMaxSurge
 }
 
 // Deadline returns how long a pod that is upgraded or moved may take to become available.
@@ -202,7 +209,9 @@ func (r *RC) Check() error {
 		return errors.New("the record has no id")
 	case r.ManifestDigest == "":
 		return errors.New("the record names no manifest")
-	case len(r.ReplicaGroups) == 0:
+	case r.Mode != "" && r.Mode != Replicas && r.Mode != EachNode:
+		return fmt.Errorf("the record has the mode %q", r.Mode)
+	case len(r.ReplicaGroups) == 0 && !r.EachNode():
 		return errors.New("the record has no replica group")
 	}
 	seen := map[string]bool{}

@@ -28,6 +28,7 @@ type Spec struct {
 	Name          string            `json:"name"`
 	Labels        map[string]string `json:"labels,omitempty"`
 	NodeSelector  string            `json:"node_selector,omitempty"`
+	Mode          Mode              `json:"mode,omitempty"`     // default: Replicas
 	Replicas      *int              `json:"replicas,omitempty"` // short for one replica group of DefaultRole
 	ReplicaGroups []ReplicaGroup    `json:"replica_groups,omitempty"`
 	PodLabels     map[string]string `json:"pod_labels,omitempty"`
@@ -46,7 +47,7 @@ type Spec struct {
 // SpecOf returns the document that makes a record what it is, with nothing that the record leaves to a default. m may be nil.
 func SpecOf(r *RC, m *manifest.Manifest) *Spec {
 	s := &Spec{
-		Name: r.Name, Labels: r.Labels, NodeSelector: r.NodeSelector, ReplicaGroups: r.ReplicaGroups, PodLabels: r.PodLabels,
+		Name: r.Name, Labels: r.Labels, NodeSelector: r.NodeSelector, Mode: r.Mode, ReplicaGroups: r.ReplicaGroups, PodLabels: r.PodLabels,
 		MaxPerNode: r.MaxPerNode, Spread: r.Spread, MinAvailable: r.MinAvailable, MaxSurge: r.MaxSurge, NodeLoss: r.NodeLoss,
 		ProgressDeadline: r.ProgressDeadline, Strategy: r.Strategy, Disabled: r.Disabled, Pod: m,
 	}
@@ -71,7 +72,10 @@ func (s *Spec) Validate() field.Errors {
 	checkReserved(&errs, "pod_labels", s.PodLabels)
 	s.validateSelector(&errs)
 	s.validateSpread(&errs)
-	s.validateGroups(&errs)
+	s.validateMode(&errs)
+	if s.Mode != EachNode {
+		s.validateGroups(&errs)
+	}
 	checkCount(&errs, "max_per_node", &s.MaxPerNode, "; 0 means no limit")
 	checkCount(&errs, "min_available", s.MinAvailable, "")
 	checkCount(&errs, "max_surge", s.MaxSurge, "")
@@ -167,9 +171,14 @@ func (s *Spec) validateGroups(errs *field.Errors) {
 // Apply writes what the document asks for over a record. The caller sets identity, generation and author.
 func (s *Spec) Apply(r *RC, manifestDigest string) {
 	r.Name, r.Labels, r.ManifestDigest = s.Name, s.Labels, manifestDigest
-	r.NodeSelector, r.PodLabels = strings.TrimSpace(s.NodeSelector), s.PodLabels
-	r.ReplicaGroups = s.ReplicaGroups
-	if s.Replicas != nil {
+	r.NodeSelector, r.PodLabels, r.Mode = strings.TrimSpace(s.NodeSelector), s.PodLabels, s.Mode
+	if r.Mode == Replicas {
+		r.Mode = "" // as older farms know it
+	}
+	switch r.ReplicaGroups = s.ReplicaGroups; {
+	case r.EachNode():
+		r.ReplicaGroups = nil
+	case s.Replicas != nil:
 		r.ReplicaGroups = []ReplicaGroup{{Role: DefaultRole, Count: s.Replicas}}
 	}
 	r.MaxPerNode, r.Spread, r.MinAvailable, r.MaxSurge = s.MaxPerNode, s.Spread, s.MinAvailable, s.MaxSurge

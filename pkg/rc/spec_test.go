@@ -19,7 +19,10 @@ func TestDecodeSpec(t *testing.T) {
 		oneOf = "exactly one of replicas and replica_groups"
 		key   = "the key of a node label in Kubernetes' syntax, such as rack or example.org/rack: an optional DNS prefix and '/', " +
 			"then up to 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit"
-		name = "1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit"
+		each   = "nothing where mode is each-node: "
+		counts = "there is one pod on every matching node"
+		stays  = "no pod is ever placed elsewhere"
+		name   = "1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit"
 	)
 	for _, tt := range []struct {
 		name, in string // the document between its braces, without the pod
@@ -59,6 +62,20 @@ func TestDecodeSpec(t *testing.T) {
 		{"strategy", `"name":"web","replicas":1,"strategy":"best"`, `strategy: "best" is not valid; allowed: dynamic or static`},
 		{"reserved label", `"name":"web","replicas":1,"pod_labels":{"pod_id":"x"}`, `pod_labels.pod_id: "x" is not valid; allowed: any other key; rcfarm sets this one`},
 		{"deadline", `"name":"web","replicas":1,"progress_deadline":"0s"`, `progress_deadline: 0s is not valid; allowed: a length of time with a unit, more than zero, such as "30s" or "2m"`},
+		{"each node", `"name":"web","mode":"each-node","min_available":3,"strategy":"dynamic"`, ""},
+		{"counted by hand", `"name":"web","mode":"replicas","replicas":3`, ""},
+		{"mode", `"name":"web","mode":"daemon","replicas":3`, `mode: "daemon" is not valid; allowed: replicas or each-node`},
+		{"each node and a number", `"name":"web","mode":"each-node","replicas":0`, "replicas: 0 is not valid; allowed: " + each + counts},
+		{
+			"each node and groups", `"name":"web","mode":"each-node","replica_groups":[{"role":"a","count":1}]`,
+			"replica_groups: 1 groups is not valid; allowed: " + each + counts,
+		},
+		{
+			"each node and what has no meaning there", `"name":"web","mode":"each-node","max_per_node":2,"spread":"rack","max_surge":0,"node_loss":{"action":"keep"},"strategy":"static"`,
+			"max_per_node: 2 is not valid; allowed: " + each + counts + "\n" + `spread: "rack" is not valid; allowed: ` + each + counts + "\n" +
+				"max_surge: 0 is not valid; allowed: " + each + stays + "\n" + "node_loss: a map is not valid; allowed: " + each + stays + "\n" +
+				`strategy: "static" is not valid; allowed: ` + each + stays + ", and a drained node is to be emptied",
+		},
 		{"two mistakes", `"name":"web","replicas":-1,"strategy":"best"`, "replicas: -1 is not valid; allowed: " + count + "\n" + `strategy: "best" is not valid; allowed: dynamic or static`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -80,6 +97,31 @@ func TestDecodeSpecPod(t *testing.T) {
 	} {
 		if _, err := rc.DecodeSpec([]byte(in)); err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
+
+// A record with a pod on each node has no groups, so that a farm that does not know the mode leaves it alone; and it gives its document back.
+func TestEachNodeIsKept(t *testing.T) {
+	spec, err := rc.DecodeSpec([]byte(`{"name":"web","mode":"each-node",` + podText + `}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rc.RC{ID: "a"}
+	spec.Apply(&r, "d")
+	if err := r.Check(); err != nil || !r.EachNode() || r.ReplicaGroups != nil || r.ReplacesLost() || r.Surge() != 0 {
+		t.Errorf("%v: %+v", err, r)
+	}
+	if diff := cmp.Diff(spec, rc.SpecOf(&r, spec.Pod)); diff != "" {
+		t.Error(diff)
+	}
+	if c := r.CountedBy(3); c.Desired() != 3 || r.Desired() != 0 {
+		t.Errorf("counted: %+v of %+v", c, r)
+	}
+	for mode, want := range map[rc.Mode]bool{rc.EachNode: true, rc.Replicas: false, "": false, "later": false} {
+		r.Mode = mode
+		if err := r.Check(); (err == nil) != want {
+			t.Errorf("mode %q without groups: %v", mode, err)
 		}
 	}
 }

@@ -101,6 +101,9 @@ func computeScale(cur rc.RC, role string, count int, massStop bool) (change, err
 	if err := deleting(&cur, "it cannot be scaled"); err != nil {
 		return change{}, err
 	}
+	if cur.EachNode() {
+		return change{}, eachNodeScaled("rc "+cur.Name, count)
+	}
 	groups, err := withCount(cur.Name, cur.ReplicaGroups, role, count)
 	if err != nil {
 		return change{}, err
@@ -108,6 +111,11 @@ func computeScale(cur rc.RC, role string, count int, massStop bool) (change, err
 	after := cur
 	after.ReplicaGroups = groups
 	return changed("scale", &cur, after, massStop)
+}
+
+// eachNodeScaled refuses a number for what has as many pods as there are nodes that match.
+func eachNodeScaled(what string, count int) error {
+	return &field.Error{Field: "N", Value: count, Allowed: "no number for " + what + ": its mode is each-node, so that the nodes that match say how many pods there are"}
 }
 
 // changed is the change from one record to another, unless a rollout is in charge of it.
@@ -168,6 +176,9 @@ func computeDelete(cur rc.RC, force, massStop bool, now time.Time) (change, erro
 	}
 	if err := inRollout(&cur, "delete"); err != nil {
 		return change{}, err
+	}
+	if cur.EachNode() && !force {
+		return change{}, refusedf("rc %s has a pod on every matching node; add --force to stop them all, nothing was written", cur.Name)
 	}
 	if n := cur.Desired(); n > 0 && !force {
 		return change{}, refusedf("rc %s asks for %s; scale it to 0 first (rcctl rc scale %s 0) or add --force, nothing was written", cur.Name, field.Count(n, "replica"), cur.Name)

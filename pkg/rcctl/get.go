@@ -72,6 +72,9 @@ func (s *conn) farms(ctx context.Context) ([]store.Member, error) {
 
 func writeRC(w io.Writer, v inspect.RCView, st inspect.StatusView, colours bool, now time.Time) error {
 	groups := field.Each(v.ReplicaGroups, func(g rc.ReplicaGroup) string { return fmt.Sprintf("%s %d", g.Role, *g.Count) })
+	if v.Mode == rc.EachNode {
+		groups = []string{fmt.Sprintf("one on each matching node, %d now", v.Replicas)}
+	}
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(tw, "%s:\t%s\n", name, clean(fmt.Sprintf(format, args...)))

@@ -85,6 +85,9 @@ func runScaleService(c *cli.Context, std *stdio) error {
 	}
 	return redeploy(c, std, n.name, "scale", func(svc *record.Service, _ *deployer) (*record.ServiceSpec, error) {
 		spec := svc.InEffect().Spec
+		if spec.Mode == rc.EachNode {
+			return nil, asUsage(c, eachNodeScaled("service "+n.name, n.count))
+		}
 		spec.ReplicaGroups, err = withCount(n.name, spec.Groups(), c.String("role"), n.count)
 		spec.Replicas = nil
 		return &spec, asUsage(c, err)

@@ -46,6 +46,7 @@ func Retarget(running Record, s Start) (Started, error) {
 }
 
 func begin(s Start, running *Record) (Started, error) {
+	s = s.counted()
 	kind := s.Knobs.Kind()
 	if kind == InPlaceStrategy && s.nothingToUpgrade() {
 		kind = AvailabilityStrategy // the first pods come as counts, in stages
@@ -94,9 +95,11 @@ func begin(s Start, running *Record) (Started, error) {
 
 // movable refuses strategies that replace pods by others where pods cannot have successors elsewhere.
 func (s *Start) movable(kind string) error {
-	why := s.OnlyInPlace
-	if why == "" && s.New.Strategy == rc.Static {
-		why = "its pods are static"
+	why := cmp.Or(s.OnlyInPlace, onlyInPlace(&s.New))
+	for i := range s.Old {
+		if s.Old[i].RC.EachNode() {
+			why = cmp.Or(why, onlyInPlace(&s.Old[i].RC))
+		}
 	}
 	if why == "" || kind == InPlaceStrategy || !s.hasPods() {
 		return nil
@@ -278,6 +281,9 @@ func Rescale(running Record, groups []rc.ReplicaGroup, obs Observed, by string) 
 	w := newWork(running, obs)
 	if len(w.Members) < len(running.Revisions) || w.Upward() == nil {
 		return Started{}, fmt.Errorf("%w: a controller of the rollout cannot be read", ErrRefused)
+	}
+	if w.Upward().Ctrl.EachNode() {
+		groups = running.Groups // the nodes say how many
 	}
 	roles := map[string]bool{}
 	for _, g := range running.Groups {

@@ -20,6 +20,7 @@ func Decide(rec Record, obs Observed) Decision {
 		w.answer()
 	}
 	if !w.Record.State.Ended() && !w.isBlocked() {
+		w.recount()
 		w.dress()
 		for range 32 { // phases that follow each other at once
 			if w.Record.State.Ended() || !(stage{w}.advance()) {

@@ -100,7 +100,7 @@ func (InPlaceStep) Verify(_ *Work, up, _ []*Member) (bool, time.Duration, error)
 		if err := m.hopeless(); err != nil {
 			return false, 0, err
 		}
-		if m.Status == nil || m.Status.UpdatedAvailable < *m.Target || m.living() > m.desired() {
+		if m.Status == nil || m.Status.UpdatedAvailable < *m.Target || !m.Ctrl.EachNode() && m.living() > m.desired() {
 			return false, 0, nil
 		}
 	}

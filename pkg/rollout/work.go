@@ -35,7 +35,7 @@ func newWork(rec Record, obs Observed) *Work {
 	for i := range next.Revisions {
 		v := &next.Revisions[i]
 		if seen, ok := obs.Revisions[v.RC]; ok && seen.RC.ID != "" {
-			w.Members = append(w.Members, newMember(v, seen, obs.Epoch))
+			w.Members = append(w.Members, newMember(v, seen.counted(), obs.Epoch))
 		}
 	}
 	return w
@@ -211,7 +211,7 @@ func (w *Work) changed() []rc.RC {
 				m.Ctrl.AllowMassStop = m.Ctrl.Generation // of this record, and of none that follows
 			}
 		}
-		out = append(out, m.Ctrl)
+		out = append(out, uncounted(m.Ctrl))
 	}
 	return out
 }

@@ -54,7 +54,8 @@ type SpecChange struct {
 // EvalSpecChange compares two resolved documents of one service. nil counts as empty, and the order of maps, volumes and ports does not count.
 func EvalSpecChange(current, updated *record.ServiceSpec) SpecChange {
 	change := SpecChange{Kind: UpToDate, Fields: Differences(leavesOf(current), leavesOf(updated))}
-	inPlace := updated.Update.Strategy == rollout.InPlaceStrategy
+	knobs := updated.Knobs()
+	inPlace := knobs.Strategy == rollout.InPlaceStrategy
 	for i := range change.Fields {
 		f := &change.Fields[i]
 		f.Kind, f.Why = whatItTakes(f.Path, inPlace)
@@ -88,7 +89,7 @@ func whatItTakes(path string, inPlace bool) (ChangeKind, string) {
 			return NeedsUpdate, "the pods are upgraded where they are"
 		}
 		return NeedsRecreate, "a pod's manifest never changes while it runs"
-	case "node_selector", "max_per_node", "spread", "strategy":
+	case "node_selector", "mode", "max_per_node", "spread", "strategy":
 		if inPlace {
 			return NeedsUpdate, "pods that are in the wrong place are moved"
 		}

@@ -18,6 +18,9 @@ func (p *planner) refused(do, format string, args ...any) error {
 
 // refuse returns a *RefusedError where the present state forbids the change, or where pods must stay where they are.
 func (p *planner) refuse(c course) error {
+	if kind := p.knobs.Kind(); p.spec.Mode == rc.EachNode && kind != rollout.InPlaceStrategy {
+		return p.refused("leave the strategy out, or use in-place", "the strategy %s replaces pods by others elsewhere, and mode is each-node: there is one pod on each node", kind)
+	}
 	if c == first {
 		return nil
 	}
@@ -70,6 +73,8 @@ func anchored(s *record.ServiceSpec) string {
 	switch {
 	case len(s.Pod.Volumes) > 0:
 		return "its pods have volumes, which stay on their nodes"
+	case s.Mode == rc.EachNode:
+		return "its mode is each-node, and there is one pod on each node"
 	case s.Strategy == rc.Static:
 		return "its allocation is static"
 	default:

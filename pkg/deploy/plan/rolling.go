@@ -90,7 +90,7 @@ func (r *RollingStrategy) planner(client Client, svc *record.Service, spec *reco
 	if err != nil {
 		return nil, err
 	}
-	p := &planner{RollingStrategy: r, client: client, svc: svc, spec: spec, knobs: spec.Update, canonical: canonical, digest: manifest.Digest(canonical)}
+	p := &planner{RollingStrategy: r, client: client, svc: svc, spec: spec, knobs: spec.Knobs(), canonical: canonical, digest: manifest.Digest(canonical)}
 	if r.Override != "" {
 		p.knobs.Strategy, p.knobs.Order = r.Override, ""
 	}
@@ -348,6 +348,20 @@ func summary(r *rollout.Record) string {
 	return text
 }
 
+// pods returns how many pods a controller is to have: as many as nodes match, where it has one on each.
+func (p *planner) pods(r *rc.RC) int {
+	switch {
+	case !r.EachNode():
+		return r.Desired()
+	case p.current != nil && p.current.RC.ID == r.ID && p.current.Status != nil:
+		return p.current.Status.Placed
+	case p.State != nil:
+		return p.State.Room(p.spec, rc.MaxReplicas).Pods
+	default:
+		return 0
+	}
+}
+
 // forecasts lists what others are going to do.
 func (p *planner) forecasts(c course, target *rc.RC, id *string) []Operation {
 	about := func(fate fate, r *rc.RC, count, goal int) Operation {
@@ -355,10 +369,9 @@ func (p *planner) forecasts(c course, target *rc.RC, id *string) []Operation {
 		return await(fate.sign, text, Goal{Service: p.spec.Name, RC: r.ID, Reached: fate.until, Pods: goal}, id)
 	}
 	var ops []Operation
-	total := target.Desired()
-	had := 0
+	total, had := p.pods(target), 0
 	if c == rescale || c == inPlace {
-		had = p.current.RC.Desired()
+		had = p.pods(&p.current.RC)
 	}
 	if c == inPlace {
 		if replaced := min(had, total); replaced > 0 {

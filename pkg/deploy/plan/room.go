@@ -36,7 +36,7 @@ func (s *State) Room(spec *record.ServiceSpec, wanted int) Room {
 	}
 	usage := spec.Pod.Resources()
 	rule := scheduler.Rule{
-		Selector: selector, Epoch: s.Epoch, MaxPerNode: spec.MaxPerNode, Dynamic: spec.Pod.DynamicPorts(),
+		Selector: selector, Epoch: s.Epoch, MaxPerNode: spec.PerNode(), Dynamic: spec.Pod.DynamicPorts(),
 		Ask: node.NewClaim(pod.Identity{}, spec.Pod.PortMap(), usage.CPU, usage.Memory),
 	}
 	eligible, reasons := rule.Eligible(s.Nodes)

@@ -15,6 +15,7 @@ type ServiceSpec struct {
 	Name          string             `json:"name,omitempty"`
 	Labels        map[string]string  `json:"labels,omitempty"` // of its controllers; farms select by them
 	NodeSelector  string             `json:"node_selector,omitempty"`
+	Mode          rc.Mode            `json:"mode,omitempty"`     // default: replicas
 	Replicas      *int               `json:"replicas,omitempty"` // short for one replica group of rc.DefaultRole
 	ReplicaGroups []rc.ReplicaGroup  `json:"replica_groups,omitempty"`
 	PodLabels     map[string]string  `json:"pod_labels,omitempty"`
@@ -49,6 +50,15 @@ type PreDeploy struct {
 // Decode reads the document of one service strictly and validates it. Mistakes come back as field.Errors.
 func Decode(data []byte) (*ServiceSpec, error) { return field.Read[ServiceSpec](data) }
 
+// Knobs returns how the service is rolled out: where it has a pod on each node, and names no strategy, in place.
+func (s *ServiceSpec) Knobs() rollout.Knobs {
+	k := s.Update
+	if s.Mode == rc.EachNode && k.Strategy == "" && k.Order == "" && k.Canary == nil {
+		k.Strategy = rollout.InPlaceStrategy
+	}
+	return k
+}
+
 // Groups returns the replica groups, whichever way the document names them.
 func (s *ServiceSpec) Groups() []rc.ReplicaGroup {
 	if s.Replicas != nil {
@@ -62,10 +72,18 @@ func (s *ServiceSpec) Total() int {
 	return rc.Total(s.Groups())
 }
 
+// PerNode returns how many of its pods a node takes, 0 for no limit.
+func (s *ServiceSpec) PerNode() int {
+	if s.Mode == rc.EachNode {
+		return 1
+	}
+	return s.MaxPerNode
+}
+
 // RCSpec returns the document of a controller that runs the service.
 func (s *ServiceSpec) RCSpec(name string) *rc.Spec {
 	return &rc.Spec{
-		Name: name, Labels: s.Labels, NodeSelector: s.NodeSelector, ReplicaGroups: s.Groups(), PodLabels: s.PodLabels, MaxPerNode: s.MaxPerNode,
+		Name: name, Labels: s.Labels, NodeSelector: s.NodeSelector, Mode: s.Mode, ReplicaGroups: s.Groups(), PodLabels: s.PodLabels, MaxPerNode: s.MaxPerNode,
 		Spread: s.Spread, NodeLoss: s.NodeLoss, ProgressDeadline: s.Progress, Strategy: s.Strategy, Pod: s.Pod,
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
@@ -36,6 +37,7 @@ func (s *ServiceSpec) Validate() field.Errors {
 		field.CheckOneOf(&errs, "digests", s.Digests, Always, Missing, Never)
 	}
 	errs.Nest("update", s.Update.Validate())
+	s.validateMode(&errs)
 	s.validateStageTimeout(&errs)
 	if s.PreDeploy != nil {
 		var bad field.Errors
@@ -46,12 +48,27 @@ func (s *ServiceSpec) Validate() field.Errors {
 	return errs
 }
 
+// validateMode refuses what cannot be where pods are one on each node.
+func (s *ServiceSpec) validateMode(errs *field.Errors) {
+	if s.Mode != rc.EachNode {
+		return
+	}
+	knobs := s.Knobs()
+	if kind := knobs.Kind(); kind != rollout.InPlaceStrategy {
+		errs.Add("update.strategy", kind, "in-place where mode is each-node; it is the default there")
+	}
+	if s.PreDeploy != nil {
+		errs.Add("pre_deploy", field.Text("a map"), "nothing where mode is each-node: nothing holds the first pods until it has run")
+	}
+}
+
 // validateStageTimeout refuses a limit that every stage would reach, whatever its pods do.
 func (s *ServiceSpec) validateStageTimeout(errs *field.Errors) {
 	if s.Pod == nil {
 		return
 	}
-	takes := StageTakes(s.Update.Kind(), s.Pod, s.Pod)
+	knobs := s.Knobs()
+	takes := StageTakes(knobs.Kind(), s.Pod, s.Pod)
 	if takes.Within(&s.Update) {
 		return
 	}

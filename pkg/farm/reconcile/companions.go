@@ -54,7 +54,7 @@ type limits struct {
 // limitsOf returns the limits, of which the one follows the counts down and the other up.
 func limitsOf(s *Snapshot) limits {
 	if !s.hasCompanions() {
-		return limits{least: s.RC.MinimumAvailable()}
+		return limits{least: s.leastOfItsOwn()}
 	}
 	l := limits{least: s.RC.Service.Min, bound: s.RC.Service.Max}
 	if n, bounds := asked(s); bounds {

@@ -15,6 +15,7 @@ import (
 func Compute(s *Snapshot) Plan {
 	slices.SortFunc(s.Pods, func(a, b Pod) int { return a.Identity.Compare(b.Identity) })
 	s.lost, s.chosen = lostMachines(s), map[pod.Identity]string{}
+	s.countNodes()
 	d := &draft{s: s, limits: limitsOf(s), changed: map[pod.Identity]bool{}, stopped: map[pod.Identity]bool{}}
 	room := newRoom(d)
 	left, moving := departures{d}, moves{room}

@@ -83,7 +83,7 @@ func (c *drains) transfer() {
 		if c.s.counting(p) {
 			counting++
 		}
-		if mustMove(c.s, p) && kept(c.s, p) == "" && !c.triedEnough(p) {
+		if c.s.each == nil && mustMove(c.s, p) && kept(c.s, p) == "" && !c.triedEnough(p) {
 			leaving = append(leaving, p)
 		}
 	}
@@ -134,6 +134,11 @@ func kept(s *Snapshot, p *Pod) string {
 		return "its controller is disabled: nothing is placed and nothing removed"
 	case s.stays(p):
 		return "it was found running and stays as it is until the controller is changed"
+	case s.each != nil:
+		if v := s.Nodes[p.Node]; v != nil && !s.matches(v) && !v.MustLeave() {
+			return s.maySlip()
+		}
+		return ""
 	case s.RC.Strategy == rc.Static:
 		return "its controller is static"
 	case s.RC.Mutator != "" && !s.RolloutIdle:
@@ -154,7 +159,7 @@ func (c *drains) drainsWait() {
 		if mustMove(c.s, p) && c.s.RC.Mutator != "" && !c.s.RolloutIdle {
 			c.requeueAfter(RoomRetry) // the rollout may rest by then
 		}
-		if mustMove(c.s, p) && (c.s.drained(p.Node) || kept(c.s, p) == "") {
+		if mustMove(c.s, p) && (c.s.drained(p.Node) || kept(c.s, p) == "") && (c.s.each == nil || kept(c.s, p) != "") {
 			if why := c.waitsFor(p); why != "" {
 				c.block(fmt.Sprintf("%s.%d must leave %s: %s", p.Role, p.Identity.Index, p.Node, why))
 			}

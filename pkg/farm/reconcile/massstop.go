@@ -14,7 +14,8 @@ func AllowsMassStop(r *rc.RC) bool { return r.AllowMassStop != 0 && r.AllowMassS
 // not in going, which the plan at hand stops. The rule is that what an allowed change may stop is neither counted as a stop nor as
 // owned, from the moment that the change is known: else the stops of other controllers would look few beside pods that go as well.
 // So of a controller whose change is allowed only as many pods of each role stay as are desired, and those that stay as they were
-// found (R2). A disabled controller stops nothing, whatever it asks for.
+// found (R2). A disabled controller stops nothing, whatever it asks for. One with a pod on every matching node asks for no number: of its pods those
+// stay that no plan stops.
 func Staying(r *rc.RC, allowed bool, placements iter.Seq[*pod.Placement], going map[pod.Identity]bool) int {
 	asFound, byRole := 0, map[string]int{}
 	for p := range placements {
@@ -34,7 +35,7 @@ func Staying(r *rc.RC, allowed bool, placements iter.Seq[*pod.Placement], going 
 	}
 	n := asFound
 	for role, running := range byRole {
-		if allowed && (r.DeletedAt != nil || !r.Disabled) {
+		if allowed && (r.DeletedAt != nil || !r.EachNode()) && (r.DeletedAt != nil || !r.Disabled) {
 			running = min(running, desired[role])
 		}
 		n += running

@@ -89,7 +89,7 @@ func (c moves) finishMoves() {
 
 // mayMoveOn reports whether a pod that is stuck on its new node, and has nowhere to go back to, is tried on another one.
 func (c moves) mayMoveOn(p *Pod) bool {
-	if c.s.Hold != "" || kept(c.s, p) != "" || !c.s.aliveOn(p.Node) || c.surplus(p.Role) || c.triedEnough(p) || !c.takeRoom(p) {
+	if c.s.each != nil || c.s.Hold != "" || kept(c.s, p) != "" || !c.s.aliveOn(p.Node) || c.surplus(p.Role) || c.triedEnough(p) || !c.takeRoom(p) {
 		return false
 	}
 	c.replaced++ // the copy here stands until the next one is available

@@ -555,10 +555,15 @@ func (w *world) settle(t rapid.TB) {
 
 func (w *world) step(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond)
-	switch rapid.SampledFrom([]string{
+	w.stepOf(t, rapid.SampledFrom([]string{
 		"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "surge", "second copy", "lose reality",
 		"node dies", "node dies", "node returns", "node returns", "sick node", "well node", "drain", "force", "undrain", "strategy", "forget", "forget", "save", "restore",
-	}).Draw(t, "step") {
+	}).Draw(t, "step"))
+}
+
+// stepOf makes a step of a kind.
+func (w *world) stepOf(t *rapid.T, kind string) {
+	switch kind {
 	case "scale":
 		w.rc.ReplicaGroups = nil
 		for _, role := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"main", "side", "third"}), 1, 3, rapid.ID).Draw(t, "roles") {

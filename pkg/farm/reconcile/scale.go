@@ -39,6 +39,10 @@ func (c *scaling) scale() {
 	}
 	inUse += c.found()
 	spare := available + len(c.companionPods) - c.limits.least // how many available pods may be removed now (P6)
+	if c.s.each != nil {
+		c.follow(&spare)
+		return
+	}
 	room := c.most() - inUse - c.replaced
 	known := map[string]bool{}
 	for _, g := range c.s.RC.ReplicaGroups {

@@ -44,6 +44,7 @@ type Snapshot struct {
 	RolloutIdle bool
 
 	lost    map[DeadNode]bool       // deaths of nodes whose machines were lost when they were looked at last, as the placements say
+	each    *eachNode               // of a controller with a pod on every matching node; nil: of another, or not yet counted
 	rule    *scheduler.Rule         // made when it is first needed
 	ruleErr error                   // of the selector
 	shape   string                  // digest of the pods that room is looked for; empty: the controller's

@@ -1,0 +1,61 @@
+package plan_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// A service with a pod on each node is deployed in place, whatever its document leaves out, and in no other way.
+func TestAServiceOnEachNode(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t, "replicas=null", `mode="each-node"`))
+	r := &c.svc.Controllers[0]
+	if !r.RC.EachNode() || r.RC.ReplicaGroups != nil || r.RC.Check() != nil {
+		t.Fatalf("%+v", r.RC)
+	}
+	r.Status = &rc.Status{ObservedGeneration: r.RC.Generation, Desired: 4, Placed: 4, Available: 4}
+	next := sample(t, "replicas=null", `mode="each-node"`, `pod.labels={"a":"b"}`)
+	p, err := c.planOf(t, next)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text []string
+	for _, line := range p.Format(0) {
+		text = append(text, line.Text)
+	}
+	all := strings.Join(text, "\n")
+	if !strings.Contains(all, "start rollout in-place: 4 in ") || !strings.Contains(all, "upgrade in place 4 pods of web-r1") || strings.Contains(all, "scale ") {
+		t.Errorf("the plan is\n%s", all)
+	}
+	_, err = c.planOf(t, next, func(s *plan.RollingStrategy) { s.Override = rollout.AvailabilityStrategy })
+	if err == nil || !strings.Contains(err.Error(), "mode is each-node") {
+		t.Errorf("with another strategy: %v", err)
+	}
+	_, err = c.planOf(t, next, func(s *plan.RollingStrategy) { s.ForceRecreate = true })
+	if err == nil || !strings.Contains(err.Error(), "in-place") {
+		t.Errorf("anew: %v", err)
+	}
+}
+
+func TestMistakesOfAServiceOnEachNode(t *testing.T) {
+	for more, want := range map[string]string{
+		`update={"strategy":"canary"}`:    `update.strategy: "canary" is not valid; allowed: in-place where mode is each-node`,
+		`update={"order":"stop-first"}`:   `update.strategy: "resourceutil" is not valid; allowed: in-place where mode is each-node`,
+		`update={"canary":{"pods":1}}`:    `update.strategy: "canary" is not valid; allowed: in-place where mode is each-node`,
+		`pre_deploy={"args":["migrate"]}`: "pre_deploy: a map is not valid; allowed: nothing where mode is each-node",
+		`replicas=3`:                      "replicas: 3 is not valid; allowed: nothing where mode is each-node",
+	} {
+		fields := []string{"replicas=null", `mode="each-node"`, more}
+		if _, err := record.Decode(sampleJSON(t, fields...)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", more, err)
+		}
+	}
+	if _, err := record.Decode(sampleJSON(t, "replicas=null", `mode="each-node"`, `update={"strategy":"in-place"}`)); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,154 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// eachNode is what follows from the nodes for a controller that has a pod on each (ADR 24).
+type eachNode struct {
+	nodes   []string                // that ask for a pod and have no copy of one, by name
+	leaving map[pod.Identity]string // pods that must go, with the reason
+	count   int                     // nodes that ask for a pod
+	lost    int                     // of these, those on machines that are lost
+	matched int                     // nodes that the selector matches
+	slipped int                     // pods on nodes that it does not match any more
+}
+
+// countNodes counts the nodes that ask for a pod, and makes them the count of the record. The pods are in order.
+func (s *Snapshot) countNodes() {
+	if s.RC.EachNode() {
+		s.each = eachNodeOf(s)
+		s.RC = s.RC.CountedBy(s.each.count)
+		s.RC.MaxPerNode, s.rule = 1, nil
+	}
+}
+
+func eachNodeOf(s *Snapshot) *eachNode {
+	e := &eachNode{leaving: map[pod.Identity]string{}}
+	served, copies := map[string]bool{}, map[string]bool{} // nodes with the pod that stays there, and with whatever copy
+	for p := range s.all() {
+		copies[p.Node] = true
+		for _, g := range p.Placement.Ghosts {
+			copies[g.Node] = true
+		}
+		if p.RunState != pod.Running {
+			continue
+		}
+		switch v := s.Nodes[p.Node]; {
+		case v != nil && !s.matches(v):
+			e.leaving[p.Identity] = p.Node + " does not match the selector"
+			e.slipped++
+		case v != nil && v.MustLeave():
+			e.leaving[p.Identity] = p.Node + " is drained"
+		case p.Role != rc.DefaultRole:
+			e.leaving[p.Identity] = "no role " + p.Role + " desired"
+		case served[p.Node]:
+			e.leaving[p.Identity] = p.Node + " has another pod of the controller"
+		default:
+			served[p.Node] = true
+			if s.machineLost(p.Node) {
+				e.lost++
+			}
+		}
+	}
+	for _, o := range s.Orphans {
+		copies[o.Node] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
+		if s.matches(s.Nodes[name]) {
+			e.matched++
+		}
+		if !served[name] && s.eligible(name) {
+			served[name] = true
+			if !copies[name] {
+				e.nodes = append(e.nodes, name)
+			}
+		}
+	}
+	e.count = len(served)
+	return e
+}
+
+// What is more than a slip of a selector or a label may take of a controller's pods at once: as of the mass-stop breaker, which counts the pods
+// of all controllers of a farm.
+const slipLeast = 10
+
+// maySlip returns why pods stay on nodes that the selector does not match any more, "" where they may go (P4).
+func (s *Snapshot) maySlip() string {
+	e := s.each
+	running := e.count + len(e.leaving) // or more: nodes that have none yet
+	switch {
+	case AllowsMassStop(&s.RC):
+		return ""
+	case e.matched == 0:
+		return "no node matches; if that is right, change the controller with --allow-mass-stop, or drain the nodes"
+	case e.slipped >= slipLeast && 2*e.slipped > running:
+		return fmt.Sprintf("%d nodes of %d with its pods match no more; if that is right, change the controller with --allow-mass-stop", e.slipped, running)
+	}
+	return ""
+}
+
+// WantedNodes returns the nodes that pods are to be placed on, by name, where the controller has one on each node; ok is false for others. It
+// is known once the plan is computed.
+func (s *Snapshot) WantedNodes() (names []string, ok bool) {
+	if s.each == nil {
+		return nil, false
+	}
+	return s.each.nodes, true
+}
+
+// Follows returns the selector of the nodes of which each has a pod of the controller; nil: of another controller, or it cannot be read.
+func (s *Snapshot) Follows() labels.Selector {
+	if rule, err := s.Rule(); s.RC.EachNode() && err == nil {
+		return rule.Selector
+	}
+	return nil
+}
+
+// follow stops pods on nodes that do not ask for one any more, and asks for one on each node that does.
+func (c *scaling) follow(spare *int) {
+	for p := range c.s.running() {
+		reason, leaves := c.s.each.leaving[p.Identity]
+		if !leaves || c.changed[p.Identity] || kept(c.s, p) != "" {
+			continue
+		}
+		c.remove([]*Pod{p}, 1, spare, reason)
+		if !c.changed[p.Identity] && c.s.Hold == "" && c.s.Breaker == "" {
+			c.block(fmt.Sprintf("%s.%d must leave %s, but a minimum of %d available replicas leaves no room", p.Role, p.Identity.Index, p.Node, c.limits.least))
+		}
+	}
+	wanted := setOfNodes(c.s.each.nodes)
+	for i := range c.plan.Changes {
+		if next := c.plan.Changes[i].Placement; next != nil {
+			delete(wanted, next.Node) // adopted in this very plan
+		}
+	}
+	c.s.each.nodes = slices.Sorted(maps.Keys(wanted))
+	if n := len(wanted); n > 0 && c.mayAdd() {
+		c.place(rc.DefaultRole, n, &n)
+	}
+}
+
+func setOfNodes(names []string) map[string]bool {
+	set := make(map[string]bool, len(names))
+	for _, name := range names {
+		set[name] = true
+	}
+	return set
+}
+
+// leastOfItsOwn returns how many available pods the controller itself must keep. Where it has one on each node, machines that are lost ask for
+// none unless a document says so: in a large fleet some are at any time.
+func (s *Snapshot) leastOfItsOwn() int {
+	if s.each != nil && s.RC.MinAvailable == nil {
+		return max(0, s.each.count-s.each.lost-1)
+	}
+	return s.RC.MinimumAvailable()
+}

@@ -1,0 +1,366 @@
+package reconcile_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// eachOf is a controller with a pod on each of so many nodes, n0 and so on, that its selector pool=a matches. All is as it should be.
+func eachOf(nodes int) *reconcile.Snapshot {
+	s := snapshotOf(0)
+	clear(s.Nodes)
+	s.RC.Mode, s.RC.ReplicaGroups, s.RC.NodeSelector = rc.EachNode, nil, "pool=a"
+	for i := range nodes {
+		join(s, fmt.Sprintf("n%d", i))
+		s.Pods = append(s.Pods, running(i, fmt.Sprintf("n%d", i), 5, 0))
+		s.Pods[i].ChangedAt = s.Now.Add(-time.Hour)
+	}
+	return s
+}
+
+// join adds a node that matches.
+func join(s *reconcile.Snapshot, name string) *node.View {
+	v := &node.View{Node: node.Node{Name: name, Labels: map[string]string{"pool": "a"}, Capacity: node.Capacity{Slots: 9}}, Alive: true}
+	s.Nodes[name] = v
+	return v
+}
+
+func relabel(s *reconcile.Snapshot, names ...string) {
+	for _, name := range names {
+		s.Nodes[name].Ops.Labels = map[string]string{"pool": "b"}
+	}
+}
+
+func namesTo(n int) (names []string) {
+	for i := range n {
+		names = append(names, fmt.Sprintf("n%d", i))
+	}
+	return names
+}
+
+// What becomes of the pods of a controller that has one on each matching node.
+func TestEachMatchingNodeHasAPod(t *testing.T) {
+	t.Parallel()
+	drain := func(s *reconcile.Snapshot, name string) { s.Nodes[name].Ops.Drain = &node.Drain{Since: s.Now} }
+	for name, c := range map[string]struct {
+		nodes    int
+		change   func(*reconcile.Snapshot)
+		adds, to []string // identities, and the nodes where they may go
+		stops    []string
+		desired  int
+		says     string // of Blocked or Misplaced
+	}{
+		"all is as it should be": {nodes: 3, desired: 3},
+		"nothing matches yet":    {nodes: 0, desired: 0},
+		"a node joins":           {3, func(s *reconcile.Snapshot) { join(s, "new") }, []string{"main.3"}, []string{"new"}, nil, 4, ""},
+		"the lowest free index": {3, func(s *reconcile.Snapshot) { join(s, "new"); s.Pods = slices.Delete(s.Pods, 1, 2); relabel(s, "n1") },
+			[]string{"main.1"}, []string{"new"}, nil, 3, ""},
+		"one that does not match joins": {3, func(s *reconcile.Snapshot) { join(s, "new"); relabel(s, "new") }, nil, nil, nil, 3, ""},
+		"one that is not alive":         {3, func(s *reconcile.Snapshot) { join(s, "new").Alive = false }, nil, nil, nil, 3, ""},
+		"one that has not spoken":       {3, func(s *reconcile.Snapshot) { s.Epoch = "e1"; join(s, "new") }, nil, nil, nil, 3, ""},
+		"one that is cordoned":          {3, func(s *reconcile.Snapshot) { join(s, "new").Ops.Unschedulable = true }, nil, nil, nil, 3, ""},
+		"one that is drained":           {3, func(s *reconcile.Snapshot) { join(s, "new"); drain(s, "new") }, nil, nil, nil, 3, ""},
+		"a pod's node is cordoned":      {3, func(s *reconcile.Snapshot) { s.Nodes["n1"].Ops.Unschedulable = true }, nil, nil, nil, 3, ""},
+		"a pod's node is drained":       {3, func(s *reconcile.Snapshot) { drain(s, "n1") }, nil, nil, []string{"main.1"}, 2, ""},
+		"two are":                       {3, func(s *reconcile.Snapshot) { drain(s, "n1"); drain(s, "n2") }, nil, nil, []string{"main.1", "main.2"}, 1, ""},
+		"all are":                       {2, func(s *reconcile.Snapshot) { drain(s, "n0"); drain(s, "n1") }, nil, nil, []string{"main.0", "main.1"}, 0, ""},
+		"a pod's node is relabelled":    {3, func(s *reconcile.Snapshot) { relabel(s, "n1") }, nil, nil, []string{"main.1"}, 2, ""},
+		"and another joins":             {3, func(s *reconcile.Snapshot) { relabel(s, "n1"); join(s, "new") }, []string{"main.3"}, []string{"new"}, []string{"main.1"}, 3, ""},
+		"its record vanishes":           {3, func(s *reconcile.Snapshot) { delete(s.Nodes, "n1") }, nil, nil, nil, 3, ""},
+		"all records vanish":            {3, func(s *reconcile.Snapshot) { clear(s.Nodes) }, nil, nil, nil, 3, ""},
+		"its machine is lost":           {3, func(s *reconcile.Snapshot) { lose(s, time.Hour, 1) }, nil, nil, nil, 3, ""},
+		"it has no preparer":            {3, func(s *reconcile.Snapshot) { unmanage(s, time.Hour, 1) }, nil, nil, nil, 3, ""},
+		"a lost one is drained":         {3, func(s *reconcile.Snapshot) { lose(s, time.Hour, 1); drain(s, "n1") }, nil, nil, []string{"main.1"}, 2, ""},
+		"others are not available":      {3, func(s *reconcile.Snapshot) { sick(s, 0, 2); drain(s, "n1") }, nil, nil, nil, 2, "main.1 must leave n1"},
+		"the minimum says no": {
+			4, func(s *reconcile.Snapshot) { s.RC.MinAvailable = count(2); sick(s, 3); drain(s, "n0"); drain(s, "n1") },
+			nil, nil, []string{"main.0"}, 2, "main.1 must leave n1",
+		},
+		"no node matches":    {2, func(s *reconcile.Snapshot) { s.RC.NodeSelector = "pool=c" }, nil, nil, nil, 0, "no node matches"},
+		"and that is meant":  {2, func(s *reconcile.Snapshot) { s.RC.NodeSelector, s.RC.AllowMassStop = "pool=c", 7 }, nil, nil, []string{"main.0", "main.1"}, 0, ""},
+		"most of a few slip": {5, func(s *reconcile.Snapshot) { relabel(s, namesTo(4)...) }, nil, nil, []string{"main.0", "main.1", "main.2", "main.3"}, 1, ""},
+		"most of many slip":  {19, func(s *reconcile.Snapshot) { relabel(s, namesTo(10)...) }, nil, nil, nil, 9, "10 nodes of 19"},
+		"most are drained": {15, func(s *reconcile.Snapshot) {
+			for _, n := range namesTo(10) {
+				drain(s, n)
+			}
+		}, nil, nil, []string{"main.0", "main.1", "main.2", "main.3", "main.4", "main.5", "main.6", "main.7", "main.8", "main.9"}, 5, ""},
+		"half of many slip":   {20, func(s *reconcile.Snapshot) { relabel(s, namesTo(10)...) }, nil, nil, []string{"main.0", "main.1", "main.2", "main.3", "main.4", "main.5", "main.6", "main.7", "main.8", "main.9"}, 10, ""},
+		"it is disabled":      {2, func(s *reconcile.Snapshot) { s.RC.Disabled = true; drain(s, "n0"); join(s, "new") }, nil, nil, nil, 2, "disabled"},
+		"the breaker tripped": {2, func(s *reconcile.Snapshot) { s.Breaker = "tripped"; drain(s, "n0"); join(s, "new") }, []string{"main.2"}, []string{"new"}, nil, 2, ""},
+		"the records are new": {2, func(s *reconcile.Snapshot) { s.Hold = "new"; drain(s, "n0"); join(s, "new") }, nil, nil, nil, 2, ""},
+		"a pod was found":     {2, func(s *reconcile.Snapshot) { s.Pods[0].AdoptedAtGeneration = 7; relabel(s, "n0") }, nil, nil, nil, 1, "found running"},
+		"two pods on a node":  {2, func(s *reconcile.Snapshot) { s.Pods = append(s.Pods, running(5, "n0", 5, 0)) }, nil, nil, []string{"main.5"}, 2, ""},
+		"another role": {2, func(s *reconcile.Snapshot) { s.Pods[0].Role, s.Pods[0].Identity.Role = "side", "side" },
+			nil, nil, []string{"side.0"}, 2, ""},
+		"a stop is not confirmed": {2, func(s *reconcile.Snapshot) { s.Pods[0].RunState, s.Pods[0].StoppingSince = pod.Stopped, &s.Now }, nil, nil, nil, 2, ""},
+		"a copy is left on it": {2, func(s *reconcile.Snapshot) {
+			join(s, "new")
+			s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "new", Revision: 4}}
+		},
+			nil, nil, nil, 3, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := eachOf(c.nodes)
+			if c.change != nil {
+				c.change(s)
+			}
+			plan := reconcile.Compute(s)
+			to, is := s.WantedNodes()
+			if got := added(&plan); !slices.Equal(got, c.adds) || !is || len(c.adds) > 0 && !slices.Equal(to, c.to) {
+				t.Errorf("adds %v on %v; want %v on %v", got, to, c.adds, c.to)
+			}
+			if got := stopped(&plan); !slices.Equal(got, c.stops) {
+				t.Errorf("stops %v, want %v", got, c.stops)
+			}
+			if plan.Status.Desired != c.desired {
+				t.Errorf("desired %d, want %d", plan.Status.Desired, c.desired)
+			}
+			if said := reasonOf(&plan, rc.Blocked) + reasonOf(&plan, rc.Misplaced); !strings.Contains(said, c.says) || c.says == "" && said != "" {
+				t.Errorf("it says %q, want %q", said, c.says)
+			}
+			if again := reconcile.Compute(s); !slices.Equal(added(&again), c.adds) || again.Status.Desired != c.desired {
+				t.Errorf("looked at again it adds %v of %d", added(&again), again.Status.Desired)
+			}
+		})
+	}
+}
+
+// A machine that is lost asks for no pod of the minimum: the others are upgraded, one after the other.
+func TestALostMachineHoldsUpNoUpgradeOfEachNode(t *testing.T) {
+	t.Parallel()
+	s := eachOf(4)
+	lose(s, time.Hour, 2)
+	for i := range s.Pods {
+		s.Pods[i].Digest, s.Pods[i].Reality.Digest = "m0", "m0"
+	}
+	plan := reconcile.Compute(s)
+	if got := upgrades(&plan); len(got) != 1 {
+		t.Errorf("upgrades %v, want one; status %+v", got, plan.Status.Conditions)
+	}
+	s.RC.MinAvailable = count(3)
+	plan = reconcile.Compute(s)
+	if got := upgrades(&plan); len(got) != 0 || !plan.Status.Is(rc.Blocked) {
+		t.Errorf("a minimum that the document names gives way: %v", got)
+	}
+}
+
+// Of a controller without a number all pods count as staying for the breaker, but those that the plan stops.
+func TestEachNodeAndTheBreaker(t *testing.T) {
+	t.Parallel()
+	s := eachOf(5)
+	s.RC.AllowMassStop = 7
+	pods := func(yield func(*pod.Placement) bool) {
+		for i := range s.Pods {
+			if !yield(&s.Pods[i].Placement) {
+				return
+			}
+		}
+	}
+	raw := s.RC
+	if n := reconcile.Staying(&raw, true, pods, map[pod.Identity]bool{s.Pods[0].Identity: true}); n != 4 {
+		t.Errorf("%d stay, want 4", n)
+	}
+	raw.DeletedAt = &s.Now
+	if n := reconcile.Staying(&raw, true, pods, nil); n != 0 {
+		t.Errorf("%d stay of a deleted one", n)
+	}
+}
+
+// eachPass makes one pass over a controller with a pod on each node, checks the plan and carries some of it out. It reports whether anything was
+// to be done.
+func (w *world) eachPass(t rapid.TB) bool {
+	s := w.snapshot(true)
+	before := w.available()
+	plan := reconcile.Compute(s)
+	w.status = &plan.Status
+	to, _ := s.WantedNodes()
+	if len(plan.Adds) > len(to) {
+		t.Fatalf("%d pods are added to %d nodes", len(plan.Adds), len(to))
+	}
+	asked, lost := 0, 0 // as the rule says, node by node
+	for name, v := range w.nodes {
+		has := slices.ContainsFunc(s.Pods, func(p reconcile.Pod) bool { return p.Node == name && p.RunState == pod.Running })
+		switch {
+		case !w.selects(v) || v.Ops.Drain != nil || !has && (!v.Alive || v.Ops.Unschedulable):
+		default:
+			asked++
+			if w.machineLost(name) {
+				lost++
+			}
+		}
+	}
+	if plan.Status.Desired != asked && w.rc.DeletedAt == nil {
+		t.Fatalf("it asks for %d pods, %d nodes do", plan.Status.Desired, asked)
+	}
+	least := max(0, asked-lost-1)
+	if w.rc.MinAvailable != nil {
+		least = min(asked, *w.rc.MinAvailable)
+	}
+	for i := range plan.Changes {
+		ch := &plan.Changes[i]
+		w.checkEach(t, ch)
+		if w.takes(ch) {
+			before--
+			if w.rc.DeletedAt == nil && before < least {
+				t.Fatalf("%s leaves %d available pods of a minimum of %d (P6)", ch, before, least)
+			}
+		}
+	}
+	placer := reconcile.NewPlacer(s)
+	for i, id := range plan.Adds {
+		plan.Changes = append(plan.Changes, placer.On(id, to[i]))
+	}
+	for i := range plan.Changes {
+		if w.lands == nil || w.lands() {
+			w.apply(t, &plan.Changes[i])
+		}
+	}
+	w.answered(plan.Answered)
+	on := map[string]pod.Identity{}
+	for id, p := range w.pods {
+		if other, taken := on[p.Node]; taken && p.RunState == pod.Running && p.AdoptedAtGeneration == 0 && w.pods[other].AdoptedAtGeneration == 0 {
+			t.Fatalf("%s and %s are both on %s", id, other, p.Node)
+		}
+		on[p.Node] = id
+	}
+	return len(plan.Changes) > 0
+}
+
+// checkEach fails for a change that moves a pod, or stops one whose node asks for it.
+func (w *world) checkEach(t rapid.TB, ch *reconcile.Change) {
+	was, placed := w.pods[ch.Identity]
+	switch v := w.nodes[was.Node]; {
+	case ch.Action == reconcile.Move:
+		t.Fatalf("%s: no pod is placed elsewhere", ch)
+	case ch.Action != reconcile.Stop || !placed || w.rc.DeletedAt != nil:
+	case v.Ops.Drain == nil && w.selects(v):
+		for id, p := range w.pods {
+			if id != ch.Identity && p.Node == was.Node {
+				return // the node has another
+			}
+		}
+		t.Fatalf("%s: its node asks for it", ch)
+	case v.Ops.Drain == nil && !slices.ContainsFunc(slices.Collect(maps.Values(w.nodes)), w.selects):
+		t.Fatalf("%s: no node matches any more (P4)", ch)
+	}
+}
+
+func (w *world) selects(v *node.View) bool {
+	sel, _ := w.rc.Selector()
+	return v.Matches(sel)
+}
+
+// settleEach runs until nothing changes.
+func (w *world) settleEach(t rapid.TB) {
+	for range 200 {
+		w.now = w.now.Add(time.Second)
+		w.obeyAll()
+		if !w.eachPass(t) {
+			return
+		}
+	}
+	t.Fatalf("it does not settle: %+v", w.status)
+}
+
+// Random histories of nodes that join, die, are drained and relabelled, of manifests and of lost records end with one pod on each node that asks
+// for one, and a pod that could stay has stayed.
+func TestAnyHistoryEndsWithAPodOnEachNode(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld()
+		w.rc.Mode, w.rc.ReplicaGroups, w.rc.NodeSelector = rc.EachNode, nil, "pool!=b"
+		for range rapid.IntRange(1, 50).Draw(t, "steps") {
+			w.eachStep(t)
+		}
+		w.heal()
+		w.rereport()
+		w.rereportSick()
+		w.rc.MinAvailable = nil
+		w.rc.Generation++
+		w.rc.AllowMassStop = w.rc.Generation
+		w.settleEach(t)
+		w.rc.Generation++ // what was adopted is released by a change
+		w.rc.AllowMassStop = w.rc.Generation
+		w.settleEach(t)
+		want := 0
+		for _, v := range w.nodes {
+			if w.selects(v) && !v.Ops.Unschedulable {
+				want++
+			}
+		}
+		cordoned := 0 // and has kept its pod
+		for _, p := range w.pods {
+			if w.nodes[p.Node].Ops.Unschedulable {
+				cordoned++
+			}
+			if !w.selects(w.nodes[p.Node]) || p.Digest != w.rc.ManifestDigest {
+				t.Fatalf("%s is on %s at %s", p.Identity, p.Node, p.Digest)
+			}
+		}
+		if n := want + cordoned; len(w.pods) != n || w.running() != n || w.available() != n || !w.status.Is(rc.Converged) {
+			t.Fatalf("%d nodes, %d placements, %d run, %d available: %+v", n, len(w.pods), w.running(), w.available(), w.status)
+		}
+		before := maps.Clone(w.pods)
+		for name := range w.nodes {
+			w.deaths++
+			v := *w.nodes[name]
+			v.Alive, v.MachineLost, v.FreeIndex = false, true, w.deaths
+			w.nodes[name] = &v
+		}
+		w.settleEach(t)
+		w.heal()
+		w.settleEach(t)
+		for id, p := range before {
+			if w.pods[id].Node != p.Node {
+				t.Fatalf("%s was on %s, and is on %q after all machines were lost", id, p.Node, w.pods[id].Node)
+			}
+		}
+		now := w.now
+		w.rc.DeletedAt = &now
+		w.rc.Generation++
+		w.settleEach(t)
+		if len(w.pods) != 0 || w.running() != 0 {
+			t.Fatalf("deleted, but %d placements and %d copies are left", len(w.pods), w.running())
+		}
+	})
+}
+
+func (w *world) eachStep(t *rapid.T) {
+	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond)
+	kinds := []string{
+		"manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "min", "lose reality", "old placement", "save", "restore",
+		"node dies", "node returns", "drain", "undrain", "forget", "label", "label", "cordon", "mass stop",
+	}
+	switch kind := rapid.SampledFrom(kinds).Draw(t, "step"); kind {
+	case "pass":
+		w.hold, w.breaker = rapid.IntRange(0, 9).Draw(t, "hold") == 0, rapid.IntRange(0, 9).Draw(t, "breaker") == 0
+		if rapid.Bool().Draw(t, "partly") {
+			w.lands = func() bool { return rapid.Bool().Draw(t, "lands") }
+		}
+		w.eachPass(t)
+		w.hold, w.breaker, w.lands = false, false, nil
+	case "label":
+		v := w.anyNode(t)
+		v.Ops.Labels = map[string]string{"pool": rapid.SampledFrom([]string{"a", "b"}).Draw(t, "pool")}
+	case "cordon":
+		v := w.anyNode(t)
+		v.Ops.Unschedulable = !v.Ops.Unschedulable
+	case "mass stop":
+		w.rc.Generation++
+		w.rc.AllowMassStop = 0
+	default:
+		w.stepOf(t, kind)
+	}
+}

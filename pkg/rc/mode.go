@@ -1,0 +1,55 @@
+package rc
+
+import (
+	"fmt"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+)
+
+// Mode says what decides how many pods there are.
+type Mode string
+
+// The modes.
+const (
+	Replicas Mode = "replicas"  // the numbers of the groups; the default
+	EachNode Mode = "each-node" // the nodes that match: one pod on each, present and future (ADR 24)
+)
+
+// EachNode reports whether there is one pod on every matching node. Such a record has no replica groups: who counts its pods counts nodes.
+func (r *RC) EachNode() bool { return r.Mode == EachNode }
+
+// CountedBy returns the record with so many replicas in its one group, for those who decide by counts. It is not to be stored.
+func (r *RC) CountedBy(nodes int) RC {
+	counted := *r
+	counted.ReplicaGroups = []ReplicaGroup{{Role: DefaultRole, Count: &nodes}}
+	return counted
+}
+
+// validateMode refuses what has no meaning where the nodes say how many pods there are, and where.
+func (s *Spec) validateMode(errs *field.Errors) {
+	if s.Mode != "" {
+		field.CheckOneOf(errs, "mode", s.Mode, Replicas, EachNode)
+	}
+	if s.Mode != EachNode {
+		return
+	}
+	const allowed = "nothing where mode is each-node: "
+	refuse := func(given bool, path string, value any, why string) {
+		if given {
+			errs.Add(path, value, allowed+why)
+		}
+	}
+	const counts = "there is one pod on every matching node"
+	const stays = "no pod is ever placed elsewhere"
+	if s.Replicas != nil {
+		errs.Add("replicas", *s.Replicas, allowed+counts)
+	}
+	refuse(len(s.ReplicaGroups) > 0, "replica_groups", field.Text(fmt.Sprintf("%d groups", len(s.ReplicaGroups))), counts)
+	refuse(s.MaxPerNode != 0, "max_per_node", s.MaxPerNode, counts)
+	refuse(s.Spread != "", "spread", s.Spread, counts)
+	if s.MaxSurge != nil {
+		errs.Add("max_surge", *s.MaxSurge, allowed+stays)
+	}
+	refuse(s.NodeLoss != NodeLoss{}, "node_loss", field.Text("a map"), stays)
+	refuse(s.Strategy == Static, "strategy", string(s.Strategy), stays+", and a drained node is to be emptied")
+}

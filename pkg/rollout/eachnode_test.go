@@ -1,0 +1,185 @@
+package rollout_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// fleet is a controller with a pod on each node: the digests of its pods, "" on a machine that is lost.
+type fleet struct {
+	rc   rc.RC
+	pods []string
+}
+
+func newFleet(pods ...string) *fleet {
+	return &fleet{rc: rc.RC{ID: "r1", Name: "web-r1", ManifestDigest: "d1", Mode: rc.EachNode, Generation: 3, Service: &rc.Service{Name: "web", Revision: 1}}, pods: pods}
+}
+
+// seen is the controller as its owner reports it. Pods are available as soon as they are upgraded.
+func (f *fleet) seen() rollout.Seen {
+	st := &rc.Status{RCID: f.rc.ID, ObservedGeneration: f.rc.Generation, Desired: len(f.pods), Placed: len(f.pods), Epoch: "n1"}
+	for _, digest := range f.pods {
+		switch digest {
+		case "":
+			st.Lost++
+			continue
+		case f.rc.ManifestDigest:
+			st.Updated++
+			st.UpdatedAvailable++
+		}
+		st.Available++
+	}
+	return rollout.Seen{RC: f.rc, Status: st}
+}
+
+// upgrade is what its owner does: as many pods as the limit says get the new manifest.
+func (f *fleet) upgrade() {
+	limit := len(f.pods)
+	if f.rc.InPlace != nil {
+		limit = f.rc.InPlace.Limit
+	}
+	for i, digest := range f.pods {
+		if limit == 0 {
+			return
+		}
+		if digest != "" {
+			f.pods[i] = f.rc.ManifestDigest
+			limit--
+		}
+	}
+}
+
+func (f *fleet) begin(t *testing.T, k rollout.Knobs) rollout.Record {
+	t.Helper()
+	next := f.rc
+	next.ManifestDigest = "d2"
+	started, err := rollout.Begin(rollout.Start{ID: "R", Service: "web", By: "ann", Now: t0, Epoch: "n1", Knobs: k, New: next, Old: []rollout.Seen{f.seen()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.take(t, started.RCs)
+	return started.Record
+}
+
+func (f *fleet) take(t *testing.T, written []rc.RC) {
+	t.Helper()
+	for _, r := range written {
+		if r.ReplicaGroups != nil {
+			t.Fatalf("counts are written: %+v", r.ReplicaGroups)
+		}
+		f.rc = r
+	}
+}
+
+// run carries the rollout out, and returns the limits that it set. between is called before each look.
+func (f *fleet) run(t *testing.T, rec rollout.Record, between func(look int, rec *rollout.Record)) (limits []int, end rollout.Record) {
+	t.Helper()
+	for look := range 50 {
+		between(look, &rec)
+		f.upgrade()
+		d := rollout.Decide(rec, rollout.Observed{Now: t0, Epoch: "n1", Revisions: map[string]rollout.Seen{"r1": f.seen()}})
+		f.take(t, d.RCs)
+		if rec = d.Record; f.rc.InPlace != nil && !slices.Contains(limits, f.rc.InPlace.Limit) {
+			limits = append(limits, f.rc.InPlace.Limit)
+		}
+		if d.Ended {
+			return limits, rec
+		}
+	}
+	t.Fatalf("it does not end: %+v", rec)
+	return nil, rec
+}
+
+// A rollout of a controller with a pod on each node counts the pods on living nodes, and follows nodes that come and go.
+func TestARolloutFollowsTheNodes(t *testing.T) {
+	for name, c := range map[string]struct {
+		pods    []string
+		between func(f *fleet, look int)
+		limits  []int
+	}{
+		"as they are":         {[]string{"d1", "d1", "d1", "d1", "d1"}, func(*fleet, int) {}, []int{2, 4, 5}},
+		"one machine is lost": {[]string{"d1", "", "d1", "d1", "d1"}, func(*fleet, int) {}, []int{2, 4}},
+		"one is lost meanwhile": {[]string{"d1", "d1", "d1", "d1", "d1"}, func(f *fleet, look int) {
+			if look == 2 {
+				f.pods[4] = ""
+			}
+		}, []int{2, 4}},
+		"and all that were upgraded": {[]string{"d1", "d1", "d1", "d1", "d1"}, func(f *fleet, look int) {
+			if look == 2 {
+				f.pods[0], f.pods[1] = "", ""
+			}
+		}, []int{2, 4, 3}},
+		"two join": {[]string{"d1", "d1", "d1"}, func(f *fleet, look int) {
+			if look == 2 {
+				f.pods = append(f.pods, "d1", "d1")
+			}
+		}, []int{2, 3, 5}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet(c.pods...)
+			rec := f.begin(t, rollout.Knobs{Strategy: rollout.InPlaceStrategy, Step: amount(2)})
+			limits, end := f.run(t, rec, func(look int, _ *rollout.Record) { c.between(f, look) })
+			if f.upgrade(); end.State != rollout.Done || f.rc.InPlace != nil || f.rc.Mutator != "" || slices.Contains(f.pods, "d1") {
+				t.Errorf("%s (%s): %+v, pods %v", end.State, end.Reason, f.rc, f.pods)
+			}
+			if fmt.Sprint(limits) != fmt.Sprint(c.limits) {
+				t.Errorf("limits %v, want %v", limits, c.limits)
+			}
+		})
+	}
+}
+
+// It goes back as it came.
+func TestARolloutOnEachNodeGoesBack(t *testing.T) {
+	f := newFleet("d1", "d1", "d1", "d1")
+	rec := f.begin(t, rollout.Knobs{Strategy: rollout.InPlaceStrategy, Step: amount(1)})
+	_, end := f.run(t, rec, func(look int, rec *rollout.Record) {
+		if look == 3 {
+			rec.Request = &rollout.Request{Verb: rollout.RollbackVerb, By: "ann", At: t0}
+		}
+	})
+	if f.upgrade(); end.State != rollout.Failed && end.State != rollout.Done || f.rc.ManifestDigest != "d1" || f.rc.Mode != rc.EachNode || slices.Contains(f.pods, "d2") {
+		t.Errorf("%s (%s): %+v, pods %v", end.State, end.Reason, f.rc, f.pods)
+	}
+}
+
+// Other strategies have successors elsewhere, and the nodes say how many pods there are.
+func TestOnlyInPlaceOnEachNode(t *testing.T) {
+	f := newFleet("d1", "d1")
+	for kind, next := range map[string]rc.Mode{rollout.AvailabilityStrategy: rc.EachNode, rollout.BlueGreenStrategy: rc.EachNode, rollout.ResourceUtilStrategy: ""} {
+		start := rollout.Start{ID: "R", Service: "web", Now: t0, Epoch: "n1", Knobs: rollout.Knobs{Strategy: kind}, Old: []rollout.Seen{f.seen()}}
+		start.New = rc.RC{ID: "r2", Name: "web-r2", ManifestDigest: "d2", Mode: next, Service: &rc.Service{Name: "web", Revision: 2}}
+		if next == "" {
+			start.New.ReplicaGroups = groupsOf(3)
+		}
+		if _, err := rollout.Begin(start); !errors.Is(err, rollout.ErrRefused) {
+			t.Errorf("%s: %v", kind, err)
+		}
+	}
+	rec := f.begin(t, rollout.Knobs{Strategy: rollout.InPlaceStrategy})
+	seen := rollout.Observed{Now: t0, Epoch: "n1", Revisions: map[string]rollout.Seen{"r1": f.seen()}}
+	started, err := rollout.Rescale(rec, nil, seen, "ann")
+	if err != nil || started.Record.Total() != 2 {
+		t.Errorf("%v: ends with %d", err, started.Record.Total())
+	}
+}
+
+// The first deployment places on all nodes at once: there is nothing to go in stages.
+func TestTheFirstRolloutOnEachNode(t *testing.T) {
+	f := newFleet()
+	f.rc.Generation = 1
+	started, err := rollout.Begin(rollout.Start{ID: "R", Service: "web", Now: t0, Epoch: "n1", Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy}, New: f.rc})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.take(t, started.RCs)
+	_, end := f.run(t, started.Record, func(look int, _ *rollout.Record) { f.pods = []string{"d1", "d1", "d1"}[:min(3, look)] })
+	if end.State != rollout.Done || f.rc.Mutator != "" || f.rc.DeletedAt != nil {
+		t.Errorf("%s (%s): %+v", end.State, end.Reason, f.rc)
+	}
+}
