@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
@@ -51,5 +52,34 @@ func TestAControllerWithItsPodsWantsNoNodes(t *testing.T) {
 		if c.shared.now().wantsNodes != try.want {
 			t.Errorf("%s: wantsNodes %t", name, c.shared.now().wantsNodes)
 		}
+	}
+}
+
+// A controller with a pod on each node is looked at when a node changes that it has a pod on, or that may ask for one; other nodes are
+// none of its business.
+func TestWhichNodesConcernAControllerOnEachNode(t *testing.T) {
+	t.Parallel()
+	sel, err := rc.ParseSelector("pool=a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	view := func(pool string, alive bool, ops node.Ops) *node.View {
+		return &node.View{Node: node.Node{Labels: map[string]string{"pool": pool}}, Alive: alive, Ops: ops}
+	}
+	views := map[string]*node.View{
+		"with": view("b", true, node.Ops{}), "new": view("a", true, node.Ops{}), "other": view("b", true, node.Ops{}), "dead": view("a", false, node.Ops{}),
+		"cordoned": view("a", true, node.Ops{Unschedulable: true}), "drained": view("a", true, node.Ops{Drain: &node.Drain{}}),
+		"labelled": view("b", true, node.Ops{Labels: map[string]string{"pool": "a"}}),
+	}
+	k := known{nodes: map[string]bool{"with": true}, follows: sel}
+	for name, want := range map[string]bool{
+		"with": true, "new": true, "labelled": true, "other": false, "dead": false, "cordoned": false, "drained": false, "gone": false,
+	} {
+		if got := k.concernedBy(map[string]bool{name: true}, views); got != want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	if k.follows = nil; k.concernedBy(map[string]bool{"new": true}, views) {
+		t.Error("a controller with a number is looked at for a new node")
 	}
 }
