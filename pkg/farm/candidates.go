@@ -31,7 +31,8 @@ type candidates struct {
 	mine     func(nodeName string) bool // this farm tries the node first; nil: the pool has those apart
 	guessed  []string                   // taken before the plan was computed, until they are used
 	early    map[string]store.Rec[node.Reservation]
-	looked   int // at how many nodes' reservations
+	looked   int      // at how many nodes' reservations
+	full     []string // as far as is known: they are looked at last
 }
 
 // guess takes nodes before the plan is computed where it will most likely ask for some: what is taken on them comes with
@@ -55,6 +56,9 @@ func (f *finder) guess(ctx context.Context) error {
 	}
 	if err := f.findNodes(ctx); err != nil {
 		return err
+	}
+	if s.Manifest != nil {
+		f.putOffFull()
 	}
 	f.nodes.guessed = f.takeNodes(ctx, n)
 	return nil

@@ -96,6 +96,7 @@ type kit struct {
 	manifests      *manifestCache
 	ledger         *scheduler.Ledger
 	scarcity       *scarcity
+	usage          *usageView
 	mismatched     *nodeSet // their reservations say something else than what is known of them
 	fresh          *nodeSet // this farm has written their first reservation, as far as it knows
 
@@ -113,7 +114,7 @@ func newKit(cfg *Config, cache *cache, fleet fleet, byLabel *scheduler.ByLabel) 
 		farm: cfg.ID, selector: cfg.RCSelector, onStatus: cfg.OnStatus,
 		reads: cfg.Store, early: cfg.Store, lists: cfg.Store, writes: cfg.Store, lock: cfg.Store, trip: cfg.Store,
 		cache: cache, fleet: fleet, nodeSync: &nodeSync{}, stops: newStopCounter(), companionIndex: &companionIndex{}, manifests: newManifestCache(),
-		ledger: &scheduler.Ledger{}, scarcity: &scarcity{}, mismatched: &nodeSet{}, fresh: &nodeSet{}, byLabel: byLabel,
+		ledger: &scheduler.Ledger{}, scarcity: &scarcity{}, usage: &usageView{}, mismatched: &nodeSet{}, fresh: &nodeSet{}, byLabel: byLabel,
 		teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, metrics: cfg.Metrics,
 	}
 	k.outside, k.books = outsideOf(cfg)

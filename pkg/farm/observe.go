@@ -65,6 +65,7 @@ func (f *Farm) observe() {
 func (ps *writer) commit(ctx context.Context, b *batch) error {
 	err := ps.kit.writes.Commit(ctx, &b.Batch)
 	ps.kit.metrics.committed(b.actions, err)
+	ps.kit.usage.wrote(b.Reservations, err == nil, time.Now())
 	if err == nil && b.Status != nil {
 		ps.mem.reported = time.Now()
 	}

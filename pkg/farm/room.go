@@ -103,16 +103,20 @@ func (f *finder) beginLook(plan *reconcile.Plan) placement.Look {
 // looked at again, and why none has room.
 func (f *finder) search(ctx context.Context, plan *reconcile.Plan, look placement.Look) (left []pod.Identity, wait time.Duration, why scheduler.Reasons, err error) {
 	s, left := f.snapshot, plan.Adds
-	if !look.All {
+	if look.All {
+		f.putOffFull()
+	} else {
 		f.nodes.only(look)
 	}
 	f.nodes.count(s, plan)
-	for first := true; len(left) > 0 && (!f.nodes.pool.Empty() || len(f.nodes.guessed) > 0); first = false {
+	for first := true; len(left) > 0 && f.moreNodes(); first = false {
 		names, reservations, err := f.nextNodes(ctx, len(left), first && look.All)
 		if err != nil {
 			return nil, 0, nil, err
 		}
-		left = f.place(plan, left, names, reservations)
+		if left = f.place(plan, left, names, reservations); len(left) > 0 {
+			f.kit.usage.saw(f.reserved, s.Now)
+		}
 		f.giveBack(plan.Changes) // what has no room is not kept from others while this one looks on
 	}
 	if f.nodes.strict {
@@ -130,6 +134,38 @@ func (f *finder) search(ctx context.Context, plan *reconcile.Plan, look placemen
 		}
 	})
 	return left, wait, why, nil
+}
+
+// putOffFull takes the nodes out that have no room for the pods as far as this farm knows: they are looked at when no other has room.
+func (f *finder) putOffFull() {
+	n := f.nodes
+	if n.strict || n.full != nil {
+		return
+	}
+	s := f.snapshot
+	full := f.kit.usage.full(s.Nodes, reconcile.NewClaim(s, pod.Identity{}), len(s.Placing().DynamicPorts()), s.Now)
+	if len(full) == 0 {
+		return
+	}
+	for _, p := range []*scheduler.Preference{&n.pool.Preferred, &n.pool.Rest} {
+		var off []string
+		for name := range p.All() {
+			if full[name] {
+				off = append(off, name)
+			}
+		}
+		p.Take(off)
+		n.full = append(n.full, off...)
+	}
+}
+
+// moreNodes reports whether there are nodes that were not looked at. Those that seemed full come when there are no others.
+func (f *finder) moreNodes() bool {
+	n := f.nodes
+	if n.pool.Empty() && len(n.guessed) == 0 && len(n.full) > 0 {
+		n.pool, n.full = scheduler.Pool{Rest: scheduler.Preference{Order: placement.InOrder(n.full)}}, []string{}
+	}
+	return !n.pool.Empty() || len(n.guessed) > 0
 }
 
 // place places pods on some nodes as far as they fit, and returns those left over.
@@ -197,6 +233,7 @@ func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
 			if err != nil {
 				return err
 			}
+			f.kit.usage.saw(d.Reservations, s.Now)
 			for _, name := range names {
 				if d.Unreadable[name] == nil && disagrees(s.Nodes[name], d.Reservations[name].Value) {
 					f.kit.mismatched.add(name)

@@ -17,6 +17,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -81,8 +82,8 @@ func (c *cluster) is(id string, t rc.ConditionType, generation int64) {
 	})
 }
 
-// fullCluster is a farm and many nodes, each with a pod that leaves no room for another of its size.
-func fullCluster(t *testing.T) (*cluster, *lookCount) {
+// fullCluster is a farm and many nodes, so many of which have a pod that leaves no room for another of its size.
+func fullCluster(t *testing.T, full int) (*cluster, *lookCount) {
 	t.Helper()
 	c := newCluster(t)
 	ready := make(chan struct{}, 1)
@@ -112,7 +113,7 @@ func fullCluster(t *testing.T) (*cluster, *lookCount) {
 			return farm.NewFarm(farm.Config{ID: "f1", Store: own, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Hour}).Start(ctx)
 		})
 	})
-	c.apply("fill", sized("fill", 0, 800), replicas(fullNodes))
+	c.apply("fill", sized("fill", 0, 800), func(r *rc.RC) { replicas(full)(r); r.MaxPerNode = 1 })
 	c.is("fill", rc.Converged, 1)
 	return c, count
 }
@@ -121,7 +122,7 @@ func fullCluster(t *testing.T) (*cluster, *lookCount) {
 // looks, others are placed.
 func TestNoRoom(t *testing.T) {
 	t.Parallel()
-	c, looks := fullCluster(t)
+	c, looks := fullCluster(t, fullNodes)
 	before := looks.nodes.Load()
 	looks.holding.Store(true)
 	c.apply("late", sized("late", 0, 800), replicas(1))
@@ -150,10 +151,30 @@ func TestNoRoom(t *testing.T) {
 			return nil
 		})
 	}
-	c.apply("fill", sized("fill", 0, 800), replicas(fullNodes-1))
+	c.apply("fill", sized("fill", 0, 800), func(r *rc.RC) { replicas(fullNodes - 1)(r); r.MaxPerNode = 1 })
 	c.is("late", rc.Converged, 1)
 	pauses := int64(time.Since(looked) / placement.FirstPause) // on a busy machine; each ends with a look at all nodes
 	if n := looks.nodes.Load() - before; n > 30+2*fullNodes*pauses {
 		t.Errorf("read what is taken on %d nodes after room became free on one", n)
+	}
+}
+
+// Where few nodes have room, the first pod that needs it may have its farm look at all. After that the farm knows where room is, for pods of
+// any size, and as long as it is the only one that places.
+func TestATightFitIsFoundWithoutAWalk(t *testing.T) {
+	t.Parallel()
+	const free = 8
+	c, looks := fullCluster(t, fullNodes-free)
+	c.apply("first", sized("first", 0, 750), replicas(1))
+	c.is("first", rc.Converged, 1)
+	for i := range free - 2 {
+		before := looks.nodes.Load()
+		id := fmt.Sprint("tight-", i)
+		c.apply(id, sized(id, 0, manifest.Millicores(700-10*i)), replicas(1))
+		c.is(id, rc.Converged, 1)
+		// Some nodes are taken unseen, before it is known what the pods need.
+		if n := looks.nodes.Load() - before; n > 3*scheduler.MinCandidates {
+			t.Errorf("pod %d: read what is taken on %d nodes of %d, of which %d had room", i, n, fullNodes, free-1-i)
+		}
 	}
 }

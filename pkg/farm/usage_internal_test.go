@@ -1,0 +1,51 @@
+package farm
+
+import (
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// What is believed of nodes follows from what was read and written there last, for a minute; and only of nodes where something was looked for in vain.
+func TestUsageView(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_700_000_000, 0)
+	nodes := map[string]*node.View{}
+	for _, name := range []string{"n1", "n2", "n3"} {
+		nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 9, CPU: 1000}}}
+	}
+	taken := func(cpu int64) node.Reservation {
+		return node.Reservation{Claims: map[string]node.Claim{"other/main.0": {CPU: cpu}}}
+	}
+	var u usageView
+	full := func(now time.Time, want ...string) {
+		t.Helper()
+		if got := slices.Sorted(maps.Keys(u.full(nodes, node.Claim{CPU: 500}, 0, now))); !slices.Equal(got, want) {
+			t.Errorf("full are %v, want %v", got, want)
+		}
+	}
+	wrote := func(name string, cpu int64, landed bool) {
+		u.wrote([]store.ReservationWrite{{Node: name, Value: taken(cpu)}}, landed, now)
+	}
+	wrote("n1", 900, true)
+	full(now) // nobody looked there in vain
+	u.saw(map[string]store.Rec[node.Reservation]{"n1": {Value: taken(900)}, "n2": {Value: taken(400)}, "gone": {Value: taken(900)}}, now)
+	full(now, "n1")
+	wrote("n2", 600, true)
+	wrote("n3", 600, true)
+	full(now, "n1", "n2")
+	wrote("n1", 100, true)
+	full(now, "n2")
+	wrote("n2", 700, false) // somebody else wrote there
+	full(now)
+	wrote("n1", 900, true)
+	full(now.Add(usageAge), "n1")
+	full(now.Add(usageAge + 1))
+	if len(u.seen) != 0 {
+		t.Errorf("it is remembered: %v", u.seen)
+	}
+}
