@@ -47,7 +47,7 @@ func metrics(prefix string) (string, error) {
 		}
 		labels := slices.Sorted(maps.Keys(values))
 		for i, label := range labels {
-			labels[i] = "`" + label + "`: " + strings.Join(values[label], ", ")
+			labels[i] = "`" + label + "`: " + strings.Join(slices.Compact(values[label]), ", ")
 		}
 		rows = append(rows, []string{"`" + f.GetName() + "`", strings.ToLower(f.GetType().String()), strings.TrimSuffix(f.GetHelp(), "."), strings.Join(labels, "; ")})
 	}

@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/election"
 	"github.com/rcfarm/rcfarm/pkg/farm"
@@ -38,6 +40,7 @@ type FarmConfig struct {
 	Uncoordinated bool
 	// ForgetNodeAfter is for how long a node's machine must have been gone before the leader removes its records; zero: it never does.
 	ForgetNodeAfter time.Duration
+	MetricsLabel    string // of controllers, by whose values the leader counts replicas; empty: all together
 	// Scheduler is asked for nodes in place of the built-in one; nil: the one that SchedulerAt leads to, if that has a URL. Only one of the
 	// two may be set. docs/examples/farm is a program that sets it.
 	Scheduler   scheduler.Scheduler
@@ -61,6 +64,9 @@ func (c *FarmConfig) Validate() error {
 	}
 	if after := c.ForgetNodeAfter; after != 0 && after < minForgetAfter {
 		errs.Add("forget-node-after", after.String(), "0 (never) or a length of time from 10s on")
+	}
+	if label := c.MetricsLabel; label != "" && len(validation.IsQualifiedName(label)) > 0 {
+		errs.Add("metrics-label", label, `the key of a label, such as "team" or "example.com/team"`)
 	}
 	switch {
 	case c.SchedulerAt == remote.Config{}:
@@ -159,7 +165,7 @@ func (f *Farm) own(ctx context.Context) error {
 		worker := farm.NewFarm(farm.Config{
 			ID: f.cfg.ID, Version: Version, Store: session, Log: f.log,
 			RCSelector: selector, Scheduler: f.cfg.Scheduler,
-			TTL: f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(),
+			TTL: f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(), MetricsLabel: f.cfg.MetricsLabel,
 			OnMembers: func() { carrier.MembersChanged() }, OnStatus: func(service string, index uint64) { carrier.Ring(service, index) },
 		})
 		carrier = runner.New(runner.Config{

@@ -30,15 +30,16 @@ import (
 // after the other, is app.Farm; a program that only wants a scheduler of its own sets app.FarmConfig.Scheduler. Zero durations and counts
 // mean the defaults.
 type Config struct {
-	ID        string              // stable name; required
-	Version   string              // of the program
-	Store     Session             // required
-	Scheduler scheduler.Scheduler // nil: the built-in one, which selects by label; see scheduler.Books for those with books of their own
-	Log       obs.Logger          // nil: nothing is logged
-	Alerter   alert.Alerter       // nil: the log
-	Metrics   *Metrics            // nil: nothing is counted
-	Address   string              // of the daemon's debug server, for the member record; may be empty
-	OnMembers func()              // called whenever the living farms have changed; may be nil
+	ID           string              // stable name; required
+	Version      string              // of the program
+	Store        Session             // required
+	Scheduler    scheduler.Scheduler // nil: the built-in one, which selects by label; see scheduler.Books for those with books of their own
+	Log          obs.Logger          // nil: nothing is logged
+	Alerter      alert.Alerter       // nil: the log
+	Metrics      *Metrics            // nil: nothing is counted
+	MetricsLabel string              // of controllers, by whose values the leader counts replicas; empty: all together
+	Address      string              // of the daemon's debug server, for the member record; may be empty
+	OnMembers    func()              // called whenever the living farms have changed; may be nil
 	// OnStatus is called when the status of a controller that a service's rollout is in charge of was written; may be nil. Its bell rings
 	// too, at that index: this is only faster.
 	OnStatus func(service string, index uint64)

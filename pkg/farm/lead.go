@@ -17,6 +17,7 @@ type Duties interface {
 	ReadIncidents(ctx context.Context) (store.Rec[store.Incidents], error)
 	WriteIncidents(ctx context.Context, rec store.Rec[store.Incidents]) error
 	MendReservation(ctx context.Context, nodeName string) (mended bool, err error)
+	Census
 }
 
 // Lead does what exactly one farm does for all, until the leadership, which is ctx, ends. It begins with what the farm knows; Start must run
@@ -30,6 +31,7 @@ func (f *Farm) Lead(ctx context.Context, as Duties) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return f.speaker.tellUnreadable(ctx, as) })
 	group.Go(func() error { return f.afterSweeps(ctx, as) })
+	group.Go(func() error { return f.speaker.countFleet(ctx, as) })
 	return group.Wait()
 }
 

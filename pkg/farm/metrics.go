@@ -29,6 +29,7 @@ type Metrics struct {
 	bumps, losses                     prometheus.Counter
 	passTime                          prometheus.Histogram
 	queue                             queueMetrics
+	fleet                             fleetMetrics
 
 	mu        sync.Mutex
 	corruptAt map[string]int      // records that cannot be read, by where
@@ -80,6 +81,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		losses:   f.Counter("session_losses_total", "Sessions that ended while they were needed."),
 		passTime: f.Histogram("pass_duration_seconds", "How long a look at an owned controller took.", passBuckets),
 		queue:    newQueueMetrics(f),
+		fleet:    newFleetMetrics(f),
 	}
 }
 

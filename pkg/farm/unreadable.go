@@ -71,8 +71,9 @@ type unreadables struct {
 
 // Kinds of findings that only the leader looks for.
 const (
-	straysKind  = "strays"
-	unownedKind = "unowned"
+	straysKind   = "strays"
+	unownedKind  = "unowned"
+	orphanedKind = "orphaned"
 )
 
 // found is say for such a kind.
@@ -98,7 +99,7 @@ func (u *unreadables) forget(kind string) {
 func (u *unreadables) complete() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.looked[straysKind] && u.looked[unownedKind]
+	return u.looked[straysKind] && u.looked[unownedKind] && u.looked[orphanedKind]
 }
 
 // corruptKeys returns what is said about unreadable records, by their keys.

@@ -31,6 +31,11 @@ func (m Meter) Histogram(name, help string, buckets []float64) prometheus.Histog
 	return m.auto.NewHistogram(prometheus.HistogramOpts{Name: m.prefix + name, Help: help, Buckets: buckets})
 }
 
+// Gauges makes gauges by several labels, none of which exists at the start.
+func (m Meter) Gauges(name, help string, labels ...string) *prometheus.GaugeVec {
+	return m.auto.NewGaugeVec(prometheus.GaugeOpts{Name: m.prefix + name, Help: help}, labels)
+}
+
 // Gauges makes a gauge for each value of a label: all of them exist from the start.
 func Gauges[V ~string](m Meter, name, help, label string, values ...V) *prometheus.GaugeVec {
 	vec := m.auto.NewGaugeVec(prometheus.GaugeOpts{Name: m.prefix + name, Help: help}, []string{label})

@@ -1,0 +1,88 @@
+package farm_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// fleetIs waits until the replicas and nodes of the whole fleet are reported so, as lines of the metrics.
+func fleetIs(t *testing.T, reg *prometheus.Registry, want ...string) {
+	t.Helper()
+	consultest.Eventually(t, soon, func() error {
+		families, err := reg.Gather()
+		if err != nil {
+			return err
+		}
+		var lines []string
+		for _, family := range families {
+			for _, m := range family.GetMetric() {
+				var labels []string
+				for _, l := range m.GetLabel() {
+					labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
+				}
+				lines = append(lines, fmt.Sprintf("%s{%s} %v", strings.TrimPrefix(family.GetName(), "rcfarm_farm_"), strings.Join(labels, ","), m.GetGauge().GetValue()))
+			}
+		}
+		for _, line := range want {
+			if !slices.Contains(lines, line) {
+				return fmt.Errorf("no %s in %q", line, lines)
+			}
+		}
+		return nil
+	})
+}
+
+// The leader counts all controllers and nodes, and what controllers without a record have left; no other farm does.
+func TestTheLeaderCountsTheFleet(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.node("n2", nil, nil)
+	var said recorder
+	first, stop := c.watchedFarm("f1", &said)
+	metric(t, first, "rcfarm_farm_leads", "", is(1))
+	second, _ := c.watchedFarm("f2", &said)
+	c.apply("web", testManifest("web", 8080), replicas(2))
+	c.converged("web", 2)
+	c.drain("n2", true)
+	all := []string{
+		`replicas{group="none",state="desired"} 2`, `replicas{group="none",state="ready"} 2`, `replicas{group="none",state="lost"} 0`,
+		`nodes{state="open"} 1`, `nodes{state="drained"} 1`, `nodes{state="lost"} 0`, `orphaned_records{kind="intent"} 0`,
+	}
+	fleetIs(t, first, all...)
+	fleetIs(t, second, `replicas{group="none",state="desired"} 0`, `nodes{state="open"} 0`)
+
+	id := pod.Identity{RCID: "lost", Role: "main"}
+	key := c.store.Keys().Intents.Key("n1", id.String())
+	c.put(key, mustJSON(t, pod.Intent{Identity: id, PodID: "lost", Digest: "d", State: pod.Running, Revision: 1}))
+	fleetIs(t, first, `orphaned_records{kind="intent"} 1`)
+	told := func(prefix string) {
+		t.Helper()
+		consultest.Eventually(t, soon, func() error {
+			if got := said.about("Unreadable"); !slices.ContainsFunc(got, func(line string) bool { return strings.HasPrefix(line, prefix+" orphaned/lost/") }) {
+				return fmt.Errorf("said %v", got)
+			}
+			return nil
+		})
+	}
+	told("raise")
+	stop()
+	metric(t, second, "rcfarm_farm_leads", "", is(1))
+	fleetIs(t, second, `replicas{group="none",state="desired"} 2`, `orphaned_records{kind="intent"} 1`)
+	fleetIs(t, first, `replicas{group="none",state="desired"} 0`, `nodes{state="open"} 0`, `orphaned_records{kind="intent"} 0`)
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(key), consul.DeleteTree(c.store.Keys().Realities.Key("n1", "lost"))}); err != nil {
+		t.Fatal(err)
+	}
+	told("resolve")
+	if got := slices.Compact(said.about("Unreadable")); len(got) != 2 { // the first leader may have had no time to note what it told
+		t.Errorf("said %v", got)
+	}
+}

@@ -1,0 +1,131 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Replicas counts the pods of some controllers.
+type Replicas struct {
+	Desired, Ready, Lost int
+}
+
+// Groups of controllers that no value of a label names.
+const (
+	OtherGroups = "other" // those besides the largest
+	NoGroup     = "none"  // those without the label, and all where none is named
+)
+
+// MaxGroups bounds how many values of a label are told apart.
+const MaxGroups = 50
+
+// CountReplicas counts what controllers ask for and what their owners report, by the value of a label; "": all together. Records that cannot be
+// read count for nothing.
+func (s *Leader) CountReplicas(ctx context.Context, label string) (map[string]Replicas, error) {
+	recs, _, err := s.RCs.List(ctx, consul.Default)
+	if err != nil {
+		return nil, err
+	}
+	statuses, _, err := s.Statuses.List(ctx, consul.Default)
+	if err != nil {
+		return nil, err
+	}
+	groups, of := map[string]Replicas{}, map[string]string{}
+	for i := range recs {
+		r := &recs[i].Value
+		group := NoGroup
+		if label != "" {
+			group = cmp.Or(r.Labels[label], NoGroup)
+		}
+		of[r.ID] = group
+		sum := groups[group]
+		sum.Desired += r.Asks()
+		groups[group] = sum
+	}
+	for i := range statuses {
+		st := &statuses[i].Value
+		if group, known := of[st.RCID]; known {
+			sum := groups[group]
+			sum.Ready, sum.Lost = sum.Ready+st.Available, sum.Lost+st.Lost
+			groups[group] = sum
+		}
+	}
+	return largest(groups, MaxGroups), nil
+}
+
+// largest returns the groups that ask for most, and what the others ask for together.
+func largest(groups map[string]Replicas, most int) map[string]Replicas {
+	if len(groups) <= most {
+		return groups
+	}
+	names := slices.SortedFunc(maps.Keys(groups), func(a, b string) int {
+		return cmp.Or(cmp.Compare(groups[b].Desired, groups[a].Desired), cmp.Compare(a, b))
+	})
+	out := map[string]Replicas{}
+	for i, name := range names {
+		if i >= most-1 {
+			sum, g := out[OtherGroups], groups[name]
+			out[OtherGroups] = Replicas{sum.Desired + g.Desired, sum.Ready + g.Ready, sum.Lost + g.Lost}
+			continue
+		}
+		out[name] = groups[name]
+	}
+	return out
+}
+
+// Orphaned is what there is of a controller without a record and without placements: on how many nodes what is left.
+type Orphaned struct {
+	Intents, Reports []string // keys
+}
+
+// OrphanedRecords returns intents and reports of pods that have no placement and whose controllers have no record, by controller. What others
+// remove at this moment may be among them.
+func (s *Leader) OrphanedRecords(ctx context.Context) (map[string]Orphaned, error) {
+	intents, err := s.c.Keys(ctx, s.keys.Intents.Key())
+	if err != nil {
+		return nil, err
+	}
+	reports, err := s.c.Keys(ctx, s.keys.Realities.Key())
+	if err != nil {
+		return nil, err
+	}
+	placed, err := s.c.Keys(ctx, s.keys.Pods.Key()) // later: what is placed meanwhile is among them
+	if err != nil {
+		return nil, err
+	}
+	ids, err := s.RCs.IDs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]bool{}
+	for _, id := range ids {
+		known[id] = true
+	}
+	for _, key := range placed {
+		known[strings.TrimPrefix(key, s.keys.Pods.Key())] = true
+	}
+	orphaned := map[string]Orphaned{}
+	each := func(keys []string, prefix string, note func(*Orphaned, string)) {
+		for _, key := range keys {
+			_, identity, _ := strings.Cut(strings.TrimPrefix(key, prefix), "/")
+			rcID, replica, found := strings.Cut(identity, "/")
+			if !found || replica == "" || known[rcID] || known[identity] || isLocal(rcID) {
+				continue
+			}
+			o := orphaned[rcID]
+			note(&o, key)
+			orphaned[rcID] = o
+		}
+	}
+	each(intents, s.keys.Intents.Key(), func(o *Orphaned, key string) { o.Intents = append(o.Intents, key) })
+	each(reports, s.keys.Realities.Key(), func(o *Orphaned, key string) { o.Reports = append(o.Reports, key) })
+	return orphaned, nil
+}
+
+func isLocal(rcID string) bool { return pod.Identity{RCID: rcID}.Local() }

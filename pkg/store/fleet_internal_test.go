@@ -1,0 +1,69 @@
+package store
+
+import (
+	"fmt"
+	"maps"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+func TestCountReplicas(t *testing.T) {
+	t.Parallel()
+	st, _, _ := nodeSession(t)
+	leader := st.Leader("f", st.c.Commit)
+	for id, team := range map[string]string{"a": "blue", "b": "blue", "c": "", "d": "red"} {
+		n := 3
+		r := rc.RC{ID: id, Name: id, ManifestDigest: "m", Generation: 1, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &n}}}
+		if team != "" {
+			r.Labels = map[string]string{"team": team}
+		}
+		write(t, st, consul.Set(st.keys.RCs.Key(id), encode(r)))
+		if id != "d" {
+			write(t, st, consul.Set(st.keys.Statuses.Key(id), encode(rc.Status{RCID: id, Desired: 9, Available: 2, Lost: 1})))
+		}
+	}
+	write(t, st, consul.Set(st.keys.Statuses.Key("gone"), encode(rc.Status{RCID: "gone", Available: 5})), consul.Set(st.keys.RCs.Key("x"), []byte("garbage")))
+	for label, want := range map[string]map[string]Replicas{
+		"":     {NoGroup: {12, 6, 3}},
+		"team": {"blue": {6, 4, 2}, "red": {3, 0, 0}, NoGroup: {3, 2, 1}},
+	} {
+		if got, err := leader.CountReplicas(t.Context(), label); err != nil || !maps.Equal(got, want) {
+			t.Errorf("by %q: %+v, %v; want %+v", label, got, err, want)
+		}
+	}
+}
+
+// However many values a label has, a bounded number of groups comes out of it, and nothing is lost.
+func TestGroupsAreBounded(t *testing.T) {
+	t.Parallel()
+	groups := map[string]Replicas{}
+	for i := range 100 {
+		groups[fmt.Sprintf("g%02d", i)] = Replicas{Desired: i, Ready: 1, Lost: 1}
+	}
+	got := largest(groups, 10)
+	if len(got) != 10 || got["g99"].Desired != 99 || got["g91"].Desired != 91 || got[OtherGroups] != (Replicas{90 * 91 / 2, 91, 91}) {
+		t.Errorf("%+v", got)
+	}
+	if got := largest(got, 10); len(got) != 10 || got["g91"].Desired != 91 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestOrphanedRecords(t *testing.T) {
+	t.Parallel()
+	st, _, _ := nodeSession(t)
+	k := st.keys
+	leader := st.Leader("f", st.c.Commit)
+	for _, key := range []string{
+		k.Intents.Below("n1"), k.Intents.Key("n1", "placed/main.0"), k.Intents.Key("n1", "known/main.0"), k.Intents.Key("n1", "lost/main.0"),
+		k.Realities.Key("n2", "lost/main.1"), k.Realities.Key("n2", "local-web/main.0"), k.Pods.Key("placed/main.0"), k.RCs.Key("known"),
+	} {
+		write(t, st, consul.Set(key, nil))
+	}
+	got, err := leader.OrphanedRecords(t.Context())
+	if o := got["lost"]; err != nil || len(got) != 1 || len(o.Intents) != 1 || len(o.Reports) != 1 || o.Intents[0] != k.Intents.Key("n1", "lost/main.0") || o.Reports[0] != k.Realities.Key("n2", "lost/main.1") {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
