@@ -2,6 +2,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -34,7 +36,9 @@ type Common struct {
 	DebugAddr  string // of the debug server; obs.DebugOff: none
 	// DebugPublic allows a debug address that other machines can reach.
 	DebugPublic bool
-	Lifeline    string // path of a socket; the daemon ends when its other end does. Development only
+	// EmulationVersion is the newest version whose records the daemon writes (ADR 28); empty: what feature.Known says of its own version.
+	EmulationVersion string
+	Lifeline         string // path of a socket; the daemon ends when its other end does. Development only
 }
 
 // preparerSessionTTL is the TTL of a preparer's sessions beside its check: renewals of thousands of nodes cost the servers nothing. That of
@@ -52,6 +56,9 @@ func (c *Common) validate(errs *field.Errors) {
 		errs.Missing("data-dir", "a directory for this daemon alone")
 	}
 	obs.CheckDebugAddr(errs, c.DebugAddr, c.DebugPublic)
+	if c.EmulationVersion != "" {
+		feature.Known.CheckEmulation(errs, "emulation-version", c.EmulationVersion, Version)
+	}
 }
 
 // base is what the daemons have in common once they run.
@@ -102,6 +109,7 @@ func open(ctx context.Context, c Common, maxConns int, logTo io.Writer) (b *base
 	}
 	b.undo = append(b.undo, b.client.Close)
 	b.store = store.New(b.client, keys)
+	b.store.Emulate(cmp.Or(c.EmulationVersion, feature.Known.Emulated(Version)))
 	if c.Lifeline != "" {
 		line, err := HoldLifeline(c.Lifeline)
 		if err != nil {

@@ -34,8 +34,6 @@ type FarmConfig struct {
 	// RCSelector confines the farm to controllers with matching labels; empty: all.
 	RCSelector string
 	Session    string // who vouches for the farm: a consul.SessionMode
-	// EmulationVersion is the version that the farm behaves like; empty: its own.
-	EmulationVersion string
 	// Uncoordinated has the farm take the lead whenever nobody has it, and ask nobody (ADR 21).
 	Uncoordinated bool
 	// ForgetNodeAfter is for how long a node's machine must have been gone before the leader removes its records; zero: it never does.
@@ -134,8 +132,8 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 func (f *Farm) Run(ctx context.Context) error {
 	defer f.close()
 	defer runtime.KeepAlive(RoomyHeap())
-	f.log.WithFields(obs.Fields{obs.FarmID: f.cfg.ID, obs.PID: os.Getpid(), "version": Version, "scheduler": f.cfg.asks()}).Info("farm starts")
-	err := together(ctx, f.own, f.debug.Run, f.untilLifeline)
+	f.log.WithFields(obs.Fields{obs.FarmID: f.cfg.ID, obs.PID: os.Getpid(), "version": Version, "emulates": f.store.Emulates(), "scheduler": f.cfg.asks()}).Info("farm starts")
+	err := together(ctx, f.own, f.debug.Run, f.store.UntilBehind, f.untilLifeline)
 	f.log.WithField(obs.Reason, err.Error()).Info("farm ended")
 	return err
 }

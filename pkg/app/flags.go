@@ -27,6 +27,7 @@ func commonFlags(c *Common, dataDir, debugAddr string) []cli.Flag {
 		&cli.StringFlag{Name: "log-format", Usage: "text or json", Value: "text", Destination: &c.LogFormat},
 		&cli.StringFlag{Name: "debug-addr", Usage: "`ADDRESS` for /metrics, /healthz, /readyz and /debug/pprof; port 0: a free one, which the log says; off: none", Value: debugAddr, Destination: &c.DebugAddr},
 		&cli.BoolFlag{Name: "debug-public", Usage: "allow a debug address that other machines can reach", Destination: &c.DebugPublic},
+		&cli.StringFlag{Name: "emulation-version", Usage: "write no records of a later `VERSION`, so that the version before can be started again: see docs/compatibility.md (default: the newest that this program knows)", Destination: &c.EmulationVersion},
 		// Hidden, because pods end with it too: see Lifeline, and the last chapter of docs/architecture.md.
 		&cli.StringFlag{Name: "lifeline", Usage: "pipe of a development cluster to end with", Hidden: true, Destination: &c.Lifeline},
 	}

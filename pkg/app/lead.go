@@ -7,6 +7,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/election"
+	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/store"
 	"github.com/rcfarm/rcfarm/pkg/wait"
@@ -16,7 +17,7 @@ import (
 func (f *Farm) candidate(s *consul.Session) election.Candidate {
 	return election.Candidate{
 		Client: f.client, Session: s, Prefix: f.cfg.Prefix, Lease: store.FarmLease, ID: f.cfg.ID,
-		BinaryVersion: Version, EmulationVersion: f.cfg.EmulationVersion, Uncoordinated: f.cfg.Uncoordinated, OnEvent: f.electionEvents,
+		BinaryVersion: Version, EmulationVersion: feature.Candidate(Version, f.store.Emulates()), Uncoordinated: f.cfg.Uncoordinated, OnEvent: f.electionEvents,
 	}
 }
 

@@ -220,9 +220,9 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 // Run works until ctx ends. Pods run on without it.
 func (p *Preparer) Run(ctx context.Context) error {
 	defer p.close()
-	p.log.WithFields(obs.Fields{obs.Node: p.cfg.Node, obs.PID: os.Getpid(), "version": Version}).Info("preparer starts")
+	p.log.WithFields(obs.Fields{obs.Node: p.cfg.Node, obs.PID: os.Getpid(), "version": Version, "emulates": p.store.Emulates()}).Info("preparer starts")
 	api := func(ctx context.Context) error { return p.api.Run(ctx, p.agent) } // logs, and commands in pods
-	err := together(ctx, p.agent.Run, p.serve, p.debug.Run, api, p.untilLifeline)
+	err := together(ctx, p.agent.Run, p.serve, p.debug.Run, api, p.store.UntilBehind, p.untilLifeline)
 	p.log.WithField(obs.Reason, fmt.Sprint(err)).Info("preparer ended; its pods run on")
 	return err
 }

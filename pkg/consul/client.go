@@ -72,6 +72,7 @@ type Client struct {
 	web     *http.Client // what api sends its requests with
 	base    string       // URL of the agent
 	past    past
+	guards  guards
 }
 
 // New returns a client. It does not connect yet.

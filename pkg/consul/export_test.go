@@ -1,5 +1,11 @@
 package consul
 
+// Limits of one transaction.
+const (
+	ServerTxnOps   = serverTxnOps
+	ServerTxnBytes = serverTxnBytes
+)
+
 // How many requests of a Merger are under way at once.
 const (
 	MergedReads  = mergedReads

@@ -28,12 +28,12 @@ func rawTxn(t *testing.T, raw *api.Client, ops ...api.KVTxnOp) (bool, *api.TxnRe
 func TestFactTxnTakes128Operations(t *testing.T) {
 	t.Parallel()
 	_, raw, prefix := setup(t)
-	ops := make([]api.KVTxnOp, consul.MaxTxnOps+1)
+	ops := make([]api.KVTxnOp, consul.ServerTxnOps+1)
 	for i := range ops {
 		ops[i] = api.KVTxnOp{Verb: api.KVGetOrEmpty, Key: prefix + "missing"}
 	}
-	if ok, _, err := rawTxn(t, raw, ops[:consul.MaxTxnOps]...); err != nil || !ok {
-		t.Fatalf("%d operations: %v %v", consul.MaxTxnOps, ok, err)
+	if ok, _, err := rawTxn(t, raw, ops[:consul.ServerTxnOps]...); err != nil || !ok {
+		t.Fatalf("%d operations: %v %v", consul.ServerTxnOps, ok, err)
 	}
 	if ok, _, err := rawTxn(t, raw, ops...); err == nil || ok {
 		t.Fatalf("%d operations, all of them reads, were accepted", len(ops))
@@ -46,8 +46,8 @@ func TestFactTxnBodyLimitCountsBase64(t *testing.T) {
 	// One value of three quarters of the limit, so that its base64 form fills the body to the last three bytes.
 	op := api.KVTxnOp{Verb: api.KVSet, Key: prefix + "big"}
 	around := bodyBytes(t, op)
-	op.Value = make([]byte, (consul.MaxTxnBytes-around)/4*3)
-	if size := bodyBytes(t, op); size > consul.MaxTxnBytes || size < consul.MaxTxnBytes-8 {
+	op.Value = make([]byte, (consul.ServerTxnBytes-around)/4*3)
+	if size := bodyBytes(t, op); size > consul.ServerTxnBytes || size < consul.ServerTxnBytes-8 {
 		t.Fatalf("the test's body has %d bytes", size)
 	}
 	if ok, _, err := rawTxn(t, raw, op); err != nil || !ok {

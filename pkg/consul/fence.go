@@ -110,10 +110,11 @@ func (l *Locks) AcquireAll(ctx context.Context, keys []string, session string, v
 	return fences, failed
 }
 
-// AcquireIf takes a lock for a session once may agrees to what is there, which is the zero Pair when nothing is. may is asked
+// AcquireIf carries an operation Lock out once may agrees to what is there, which is the zero Pair when nothing is. may is asked
 // for each attempt, and the lock is taken only over what it was asked about, together with what may wants done besides, or not at all.
 // Errors are those of Acquire and of may; ErrRefused also when the token may not do what is wanted besides.
-func (l *Locks) AcquireIf(ctx context.Context, key, session string, value []byte, may func(Pair) (besides []Op, err error)) error {
+func (l *Locks) AcquireIf(ctx context.Context, lock Op, may func(Pair) (besides []Op, err error)) error {
+	key, session := lock.kv.Key, lock.kv.Session
 	for pace := lockPace(); ; {
 		present, err := l.c.Get(ctx, key, Consistent)
 		unchanged := CheckIndex(key, present.ModifyIndex)
@@ -125,7 +126,7 @@ func (l *Locks) AcquireIf(ctx context.Context, key, session string, value []byte
 			if no != nil {
 				return no
 			}
-			_, err = l.c.commit(ctx, append([]Op{unchanged, Lock(key, value, session)}, besides...))
+			_, err = l.c.commit(ctx, append([]Op{unchanged, lock}, besides...))
 		}
 		if err == nil {
 			return nil

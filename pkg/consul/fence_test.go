@@ -238,7 +238,7 @@ func TestAcquireIf(t *testing.T) {
 	c, raw, prefix := setup(t)
 	key, mine, other := prefix+"lock", rawSession(t, raw, nil), rawSession(t, raw, nil)
 	var judged []string
-	err := c.Locks.AcquireIf(t.Context(), key, mine, []byte("mine"), func(p consul.Pair) ([]consul.Op, error) {
+	err := c.Locks.AcquireIf(t.Context(), consul.Lock(key, []byte("mine"), mine), func(p consul.Pair) ([]consul.Op, error) {
 		judged = append(judged, string(p.Value))
 		if len(judged) <= 2 { // somebody else writes while we decide
 			must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Set(key, fmt.Append(nil, len(judged)))}))
@@ -252,11 +252,11 @@ func TestAcquireIf(t *testing.T) {
 		t.Errorf("done besides: %+v", got)
 	}
 	no := errors.New("no")
-	if err := c.Locks.AcquireIf(t.Context(), key, mine, []byte("again"), func(consul.Pair) ([]consul.Op, error) { return nil, no }); !errors.Is(err, no) {
+	if err := c.Locks.AcquireIf(t.Context(), consul.Lock(key, []byte("again"), mine), func(consul.Pair) ([]consul.Op, error) { return nil, no }); !errors.Is(err, no) {
 		t.Errorf("not allowed: %v", err)
 	}
 	tries := 0
-	err = c.Locks.AcquireIf(t.Context(), key, mine, []byte("mine"), func(consul.Pair) ([]consul.Op, error) {
+	err = c.Locks.AcquireIf(t.Context(), consul.Lock(key, []byte("mine"), mine), func(consul.Pair) ([]consul.Op, error) {
 		if tries++; tries > 1 {
 			return nil, no
 		}
@@ -267,13 +267,13 @@ func TestAcquireIf(t *testing.T) {
 	}
 	yes := func(consul.Pair) ([]consul.Op, error) { return nil, nil }
 	var held *consul.LockedError
-	if err := c.Locks.AcquireIf(t.Context(), key, other, []byte("other"), yes); !errors.As(err, &held) || held.Session != mine {
+	if err := c.Locks.AcquireIf(t.Context(), consul.Lock(key, []byte("other"), other), yes); !errors.As(err, &held) || held.Session != mine {
 		t.Errorf("held: %v", err)
 	}
-	if err := c.Locks.AcquireIf(t.Context(), key, "b7b4ab32-9a5e-4c9d-8a52-0f5d0c2c1e57", nil, yes); !errors.As(err, &held) {
+	if err := c.Locks.AcquireIf(t.Context(), consul.Lock(key, nil, "b7b4ab32-9a5e-4c9d-8a52-0f5d0c2c1e57"), yes); !errors.As(err, &held) {
 		t.Errorf("held, by a session that does not exist: %v", err)
 	}
-	if err := c.Locks.AcquireIf(t.Context(), prefix+"free", "b7b4ab32-9a5e-4c9d-8a52-0f5d0c2c1e57", nil, yes); !errors.Is(err, consul.ErrLost) {
+	if err := c.Locks.AcquireIf(t.Context(), consul.Lock(prefix+"free", nil, "b7b4ab32-9a5e-4c9d-8a52-0f5d0c2c1e57"), yes); !errors.Is(err, consul.ErrLost) {
 		t.Errorf("by a session that does not exist: %v", err)
 	}
 	if got := get(t, c, key); string(got.Value) != "mine" {

@@ -17,16 +17,21 @@ import (
 )
 
 // Limits of one transaction, measured on Consul 1.20.1 and held by tests: the number of operations, and the bytes of
-// the HTTP body after values are base64-encoded.
+// the HTTP body after values are base64-encoded. What a guard may add is left out of those that callers have.
 const (
-	MaxTxnOps   = 128
-	MaxTxnBytes = 512 * 1024
+	serverTxnOps   = 128
+	serverTxnBytes = 512 * 1024
+	MaxTxnOps      = serverTxnOps - 1
+	MaxTxnBytes    = serverTxnBytes - 1024
 	// opOverhead is at least the JSON around the key and the value of any operation.
 	opOverhead = 208
 )
 
 // Op is one operation of a transaction.
-type Op struct{ kv api.KVTxnOp }
+type Op struct {
+	kv   api.KVTxnOp
+	need any // for a guard
+}
 
 // writes reports whether the operation may change its key.
 func (o Op) writes() bool {
@@ -237,8 +242,7 @@ func (c *Client) commit(ctx context.Context, ops []Op) (*answer, error) {
 	return c.send(ctx, ops, false)
 }
 
-// send is commit without a check whether the transaction may be sent. A blind one has no answer but that it was carried out.
-func (c *Client) send(ctx context.Context, ops []Op, blind bool) (*answer, error) {
+func (c *Client) sendOnce(ctx context.Context, ops []Op, blind bool) (*answer, error) {
 	txn := txnOf(ops)
 	ctx, cancel := c.call(ctx)
 	defer cancel()
@@ -398,5 +402,8 @@ func (c *Client) GetMany(ctx context.Context, keys []string, consistency Consist
 
 // Denied reports whether Consul refused because the token lacks a permission.
 func (e *RefusedError) Denied() bool {
-	return slices.ContainsFunc(e.Failures, func(f Failure) bool { return strings.Contains(f.What, "Permission denied") })
+	return slices.ContainsFunc(e.Failures, Failure.Denied)
 }
+
+// Denied reports whether it was for want of a permission.
+func (f Failure) Denied() bool { return strings.Contains(f.What, "Permission denied") }

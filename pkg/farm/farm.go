@@ -220,7 +220,7 @@ func (f *Farm) Start(ctx context.Context) error {
 
 // member is the farm's own record.
 func (c *Config) member() store.Member {
-	m := store.Member{ID: c.ID, Version: c.Version, EmulationVersion: c.Version, Address: c.Address, RCSelector: c.RCSelector.String()}
+	m := store.Member{ID: c.ID, Version: c.Version, Address: c.Address, RCSelector: c.RCSelector.String()}
 	if c.RCID != "" {
 		m.RCID, m.RCSelector = c.RCID, selectsNone
 	}

@@ -16,17 +16,18 @@ import (
 
 // Node is what the preparer says, at nodes/<s>/<node>. The key is locked by the preparer's session while it lives.
 type Node struct {
-	Name        string            `json:"name"`
-	Labels      map[string]string `json:"labels,omitempty"`
-	Capacity    Capacity          `json:"capacity"`
-	PortRange   PortRange         `json:"port_range,omitzero"`
-	Host        string            `json:"host,omitempty"` // random, of the preparer's data directory; tells machines with one name apart
-	Address     string            `json:"address"`        // given to pods as NODE_ADDRESS
-	ConsulNode  string            `json:"consul_node"`    // the node name of its Consul agent
-	Version     string            `json:"version"`        // of the preparer
-	API         string            `json:"api,omitempty"`  // URL of the preparer's HTTP API (logs, commands); empty: none
-	Incarnation string            `json:"incarnation"`    // of the preparer process
-	Epoch       string            `json:"nonce"`          // cluster epoch that it has seen (R1)
+	Name             string            `json:"name"`
+	Labels           map[string]string `json:"labels,omitempty"`
+	Capacity         Capacity          `json:"capacity"`
+	PortRange        PortRange         `json:"port_range,omitzero"`
+	Host             string            `json:"host,omitempty"`              // random, of the preparer's data directory; tells machines with one name apart
+	Address          string            `json:"address"`                     // given to pods as NODE_ADDRESS
+	ConsulNode       string            `json:"consul_node"`                 // the node name of its Consul agent
+	Version          string            `json:"version"`                     // of the preparer
+	EmulationVersion string            `json:"emulation_version,omitempty"` // the newest whose records the preparer writes (ADR 28); empty: one from before the gate
+	API              string            `json:"api,omitempty"`               // URL of the preparer's HTTP API (logs, commands); empty: none
+	Incarnation      string            `json:"incarnation"`                 // of the preparer process
+	Epoch            string            `json:"nonce"`                       // cluster epoch that it has seen (R1)
 	// CountsDrops: the preparer counts the copies that stop being available (ADR 11). While one does not, whatever its node reports
 	// may be a drop.
 	CountsDrops bool `json:"counts_drops,omitempty"`

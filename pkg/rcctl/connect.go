@@ -11,7 +11,9 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/app"
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/internal/account"
@@ -44,7 +46,9 @@ func connect(c *cli.Context) (*conn, error) {
 		client.Close()
 		return nil, &usageError{command: commandName(c), err: fmt.Errorf("--token-file or CONSUL_HTTP_TOKEN_FILE: %w; nothing was asked or written", err)}
 	}
-	return &conn{Store: store.New(client, keys), consul: client, flags: c}, nil
+	s := store.New(client, keys)
+	s.Emulate(feature.Known.Emulated(app.Version))
+	return &conn{Store: s, consul: client, flags: c}, nil
 }
 
 // badFlagError is a value of a flag that a package refused by its own name for it.

@@ -42,7 +42,7 @@ var writers = []writer{
 		was: "the request to stop old-main-0 on n1: it runs without a controller",
 	},
 	{args: "node forget n1 --force", verb: "forget-node", what: "node n1: the requests to forget 100 pods more"},
-	{args: "node forget n1 --force", verb: "forget-node", what: "node n1: the requests to forget 37 pods more", was: "node n1: the requests to forget 63 pods"},
+	{args: "node forget n1 --force", verb: "forget-node", what: "node n1: the requests to forget 38 pods more", was: "node n1: the requests to forget 62 pods"},
 	{args: "pod forget lost-main-0", verb: "forget-pod", what: "the request to forget lost-main-0 on n1"},
 	{args: "farm resume", verb: "resume", what: "the reset of the breaker"},
 	{args: "farm release-hold n3", verb: "release-hold", what: "node n3: release-hold"},

@@ -53,7 +53,7 @@ func (a Audit) AndMore(n int) Audit {
 	return a
 }
 
-func (s *db) audit(a Audit) consul.Op { return consul.Set(s.keys.Audits.Key(a.ID), encode(a)) }
+func (s *db) audit(a Audit) consul.Op { return set(s.keys.Audits.Key(a.ID), a) }
 
 // AuditFilter chooses audit records. Zero fields choose all.
 type AuditFilter struct {

@@ -47,7 +47,7 @@ func (t *Batches) ops(b *Batch) []consul.Op {
 		ops = append(ops, t.audit(*b.Audit))
 	}
 	if b.Status != nil {
-		ops = append(ops, consul.Set(t.keys.Statuses.Key(b.RCID), encode(b.Status)))
+		ops = append(ops, set(t.keys.Statuses.Key(b.RCID), b.Status))
 		if b.Rollout != "" {
 			ops = append(ops, t.ringRollout(b.Rollout))
 		}

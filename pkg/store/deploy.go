@@ -97,7 +97,7 @@ func (s *Deployments) DeployDraft(ctx context.Context, d *record.Draft, audit Au
 	if err != nil {
 		return err
 	}
-	ops := []consul.Op{consul.CAS(s.keys.Deployed.Key(d.Service), encode(d.Deployed), seen.Index), consul.Set(s.keys.Entries.Key(d.Service, strconv.FormatInt(d.Deployed.Revision, 10)), encode(d.Entry))}
+	ops := []consul.Op{cas(s.keys.Deployed.Key(d.Service), d.Deployed, seen.Index), set(s.keys.Entries.Key(d.Service, strconv.FormatInt(d.Deployed.Revision, 10)), d.Entry)}
 	for _, rev := range d.Forget {
 		ops = append(ops, consul.Delete(s.keys.Entries.Key(d.Service, strconv.FormatInt(rev, 10))))
 	}
@@ -182,7 +182,7 @@ func (s *Deployments) ForgetService(ctx context.Context, svc *record.Service, ma
 		if massStop {
 			c.RC.AllowMassStop = c.RC.Generation
 		}
-		ops = append(ops, consul.CAS(s.keys.RCs.Key(c.RC.ID), encode(c.RC), c.Index), s.ring(c.RC.ID))
+		ops = append(ops, cas(s.keys.RCs.Key(c.RC.ID), c.RC, c.Index), s.ring(c.RC.ID))
 	}
 	return s.commitDefinitely(ctx, "service "+name, audit, ops...)
 }
@@ -228,7 +228,7 @@ func (s *Deployments) Deploy(ctx context.Context, d Deploy) error {
 		return err
 	}
 	ops := append(free, sameRecord(s.keys.Schema.Key(), d.SchemaIndex))
-	ops = append(ops, consul.CAS(s.keys.Rollouts.Key(service), encode(d.Rollout.Value), d.Rollout.Index), s.ringRollout(service))
+	ops = append(ops, cas(s.keys.Rollouts.Key(service), d.Rollout.Value, d.Rollout.Index), s.ringRollout(service))
 	for id, index := range d.Unchanged {
 		ops = append(ops, sameRecord(s.keys.RCs.Key(id), index))
 	}

@@ -113,9 +113,9 @@ func (t *underLock) lockValue() []byte {
 	return encode(lockValue{Farm: t.farmID, Incarnation: t.sess.Incarnation, Unique: NewID()})
 }
 
-// Join writes the member record. It vanishes with the session.
+// Join writes the member record, with what this program emulates. It vanishes with the session.
 func (t *Owners) Join(ctx context.Context, m Member) error {
-	m.ID, m.Incarnation = t.farmID, t.sess.Incarnation
+	m.ID, m.Incarnation, m.EmulationVersion = t.farmID, t.sess.Incarnation, t.guard.own()
 	_, err := t.c.Locks.Acquire(ctx, t.keys.Farms.Key(t.farmID), t.sess.Deleting, func() []byte { return encode(m) })
 	return err
 }
@@ -459,6 +459,6 @@ func (s *Agents) FailedAgents(ctx context.Context) (map[string]bool, error) {
 // since, and whose write lands late, can only keep pods from being stopped, and no more once an operator has reset the
 // breaker, which moves the index.
 func (t *Duties) TripBreaker(ctx context.Context, index uint64, b Breaker, a Audit) error {
-	_, err := t.c.Commit(ctx, []consul.Op{consul.CAS(t.keys.Breaker.Key(), encode(b), index), t.audit(a)})
+	_, err := t.c.Commit(ctx, []consul.Op{cas(t.keys.Breaker.Key(), b, index), t.audit(a)})
 	return conflictOn(err, t.keys.Breaker.Key())
 }

@@ -81,7 +81,7 @@ func (s *Leader) ReportUnowned(ctx context.Context, u Unowned, st rc.Status) err
 	id := u.RC.Value.ID
 	_, err := s.fenced(ctx, []consul.Op{
 		sameRecord(s.keys.Locks.Key(id), u.lockedIndex), // claiming moves it
-		consul.CheckIndex(s.keys.RCs.Key(id), u.RC.Index), consul.CAS(s.keys.Statuses.Key(id), encode(st), u.statusIndex),
+		consul.CheckIndex(s.keys.RCs.Key(id), u.RC.Index), cas(s.keys.Statuses.Key(id), st, u.statusIndex),
 	})
 	return err
 }

@@ -66,7 +66,7 @@ type Keys struct {
 	prefix string
 
 	Schema, Synced, Breaker, Incidents Kind // one record each
-	Gone                               Kind // one record
+	Gone, Gate                         Kind // one record each (ADR 27, ADR 28)
 	Manifests, Audits                  Kind // by digest; by ULID
 	RCs, Bells, Locks, Statuses        Kind // by id of a controller
 	Names                              Kind // of controllers; the id of one
@@ -93,7 +93,7 @@ func NewKeys(prefix string) (*Keys, error) {
 	each := func(path, tail string) Kind { return Kind{prefix: prefix + path, tail: tail} }
 	return &Keys{
 		prefix: prefix,
-		Schema: at("schema"), Synced: at("settled"), Breaker: at("breaker"), Incidents: at("incidents"), Gone: at("gone"),
+		Schema: at("schema"), Gate: at("gate"), Synced: at("settled"), Breaker: at("breaker"), Incidents: at("incidents"), Gone: at("gone"),
 		Manifests: at("manifests/"), Audits: at("audit/"),
 		RCs: at("rcs/"), Bells: sharded("bells/"), Locks: at("locks/"), Statuses: at("status/"),
 		Names: at("names/"), Requests: at("requests/"),

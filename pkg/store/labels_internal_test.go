@@ -134,7 +134,7 @@ func TestAcquiringWithoutTheRightToWriteLabelVersions(t *testing.T) {
 		t.Run("may "+right, func(t *testing.T) {
 			name := "n" + right
 			rules := fmt.Sprintf(`key %q { policy = "write" } session_prefix "" { policy = "write" } service_prefix "" { policy = "write" }
-				agent_prefix "" { policy = "read" } node_prefix "" { policy = "read" }`, keys.Nodes.Key(name))
+				agent_prefix "" { policy = "read" } node_prefix "" { policy = "read" } key %q { policy = "read" }`, keys.Nodes.Key(name), keys.Gate.Key())
 			if right != "" {
 				rules += fmt.Sprintf(` key %q { policy = %q }`, keys.Reservations.Key(name), right)
 			}

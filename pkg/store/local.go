@@ -39,7 +39,7 @@ func (t *NodeSession) ChangeReservation(ctx context.Context, change func(res nod
 		if err == nil && bytes.Equal(encode(before.Clone()), encode(next)) {
 			return nil
 		}
-		if _, err = t.commit(ctx, consul.CAS(key, encode(next), pair.ModifyIndex)); !errors.Is(err, ErrConflict) {
+		if _, err = t.commit(ctx, cas(key, next, pair.ModifyIndex)); !errors.Is(err, ErrConflict) {
 			break
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
@@ -95,9 +96,13 @@ func (s *db) storeManifest(ctx context.Context, m DeployManifest) ([]consul.Op, 
 			m.Signature = rec.Value.Signature
 		}
 	}
+	var asked manifest.Manifest
+	if err := json.Unmarshal(m.Canonical, &asked); err != nil {
+		return nil, fmt.Errorf("manifest %s: %w", m.Digest, err)
+	}
 	stored := encode(storedManifest{Manifest: m.Canonical, Signature: m.Signature})
 	// A new flag value moves the record's index, so that whoever collects unused manifests loses the race.
-	return []consul.Op{unchanged, consul.SetFlags(key, stored, rand.Uint64())}, nil
+	return []consul.Op{unchanged, consul.SetFlags(key, stored, rand.Uint64()).Needs(feature.NeedOf(asked))}, nil
 }
 
 // ManifestRef is a stored manifest in one version.

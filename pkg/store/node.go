@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/feature"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
@@ -58,17 +60,21 @@ func hostText(n node.Node) string {
 }
 
 // AcquireNode takes the node's lock and writes the record with it, or writes it again under the lock that is held. The record's
-// Incarnation and ConsulNode are replaced by the session's, and it says that drops are counted. It returns *NameConflictError when the name belongs to another host,
+// Incarnation and ConsulNode are replaced by the session's, it says that drops are counted and what this program emulates, and lacks what the gate does not allow. It returns *NameConflictError when the name belongs to another host,
 // whether or not that one holds the lock now, unless that one's agent is gone or takeOver is set; *consul.LockedError when
 // another session has the lock; and ErrLost when the session is dead. A record that is missing or unreadable belongs to
 // nobody. Where the record says other labels than before, the reservation gets their version in the same transaction (ADR 12); a
 // token that may not write it does without.
 func (t *NodeSession) AcquireNode(ctx context.Context, n node.Node, takeOver bool) error {
+	if _, _, err := t.guard.present(ctx); err != nil {
+		return fmt.Errorf("read the gate: %w", err)
+	}
 	sent := time.Now()
-	n.Incarnation, n.ConsulNode, n.CountsDrops = t.sess.Incarnation, t.sess.ConsulNode, true
-	key := t.keys.Nodes.Key(t.name)
+	n.Incarnation, n.ConsulNode, n.CountsDrops, n.EmulationVersion = t.sess.Incarnation, t.sess.ConsulNode, true, t.guard.own()
+	n = t.Allowed(n)
+	lock := consul.Lock(t.keys.Nodes.Key(t.name), encode(n), t.sess.Releasing).Needs(feature.NeedOf(n))
 	take := func(withLabels bool) error {
-		return t.c.Locks.AcquireIf(ctx, key, t.sess.Releasing, encode(n), func(present consul.Pair) ([]consul.Op, error) {
+		return t.c.Locks.AcquireIf(ctx, lock, func(present consul.Pair) ([]consul.Op, error) {
 			before, unreadable := t.Nodes.decode(present)
 			if unreadable == nil && present.Session != t.sess.Releasing && !takeOver {
 				if err := t.mayTake(ctx, before.Value, n); err != nil {
@@ -86,6 +92,15 @@ func (t *NodeSession) AcquireNode(ctx context.Context, n node.Node, takeOver boo
 		err = take(false)
 	}
 	return t.sess.Answered(sent, err)
+}
+
+// Allowed returns a record without what the gate does not allow, as far as the gate is known: before the first write it is not.
+func (t *NodeSession) Allowed(n node.Node) node.Node {
+	if version, known := t.guard.last(); known {
+		n = field.Copy(n)
+		feature.Without(version, &n)
+	}
+	return n
 }
 
 // mayTake returns *NameConflictError when a record that is not held by us belongs to another host, whose agent is not gone.
@@ -118,7 +133,7 @@ func (t *NodeSession) labelVersionOps(ctx context.Context, labels map[string]str
 	}
 	res := rec.Value.Clone()
 	res.Labels.Own = version
-	return []consul.Op{consul.CAS(key, encode(res), rec.Index)}, nil
+	return []consul.Op{cas(key, res, rec.Index)}, nil
 }
 
 // LockedBy returns the session that holds the node's lock when err says that somebody else does.
@@ -178,7 +193,7 @@ func (t *NodeSession) WriteRealities(ctx context.Context, writes ...RealityWrite
 	var ops []consul.Op
 	rung := map[string]bool{}
 	for _, w := range writes {
-		ops = append(ops, consul.CAS(t.keys.Realities.Key(t.name, w.Reality.Identity.String()), encode(w.Reality), w.Index))
+		ops = append(ops, cas(t.keys.Realities.Key(t.name, w.Reality.Identity.String()), w.Reality, w.Index))
 		if id := w.Reality.RCID; !rung[id] && !w.Reality.Local() {
 			rung[id] = true
 			ops = append(ops, t.ring(id))

@@ -120,9 +120,9 @@ type NodeChange struct {
 // ChangeNode writes a change of a node with its audit record. It returns ErrConflict when either record was changed by
 // somebody else, which for the reservation of a busy node is likely: read again, try again.
 func (s *Operator) ChangeNode(ctx context.Context, c NodeChange) error {
-	ops := []consul.Op{consul.CAS(s.keys.NodeOps.Key(c.Ops.Name), encode(c.Ops), c.Index)}
+	ops := []consul.Op{cas(s.keys.NodeOps.Key(c.Ops.Name), c.Ops, c.Index)}
 	if c.Reservation != nil {
-		ops = append(ops, consul.CAS(s.keys.Reservations.Key(c.Ops.Name), encode(c.Reservation.Value), c.Reservation.Index))
+		ops = append(ops, cas(s.keys.Reservations.Key(c.Ops.Name), c.Reservation.Value, c.Reservation.Index))
 	}
 	return s.commitDefinitely(ctx, "node "+c.Ops.Name, c.Audit, ops...)
 }
@@ -130,5 +130,5 @@ func (s *Operator) ChangeNode(ctx context.Context, c NodeChange) error {
 // ResetBreaker lets farms stop pods again. index is that of the record as read, which may be one that cannot be read;
 // ErrConflict says that it changed meanwhile.
 func (s *Operator) ResetBreaker(ctx context.Context, index uint64, a Audit) error {
-	return s.commitDefinitely(ctx, "breaker", a, consul.CAS(s.keys.Breaker.Key(), encode(Breaker{By: a.Who, Since: a.At}), index))
+	return s.commitDefinitely(ctx, "breaker", a, cas(s.keys.Breaker.Key(), Breaker{By: a.Who, Since: a.At}, index))
 }

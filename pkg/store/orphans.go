@@ -87,7 +87,7 @@ func (t *NodeSession) writePages(ctx context.Context, pages []node.OrphanPage) (
 	var ops []consul.Op
 	for i := range pages {
 		key := t.keys.OrphanPages.Key(t.name, strconv.Itoa(pages[i].Page))
-		ops = append(ops, consul.CAS(key, encode(pages[i]), gone[key]))
+		ops = append(ops, cas(key, pages[i], gone[key]))
 		said = node.OrphanPages{Edition: pages[i].Edition, Count: len(pages), Orphans: said.Orphans + len(pages[i].Orphans)}
 		delete(gone, key)
 	}

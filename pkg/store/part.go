@@ -149,11 +149,11 @@ func (o operation) op() consul.Op {
 	case o.verb == checkIndex:
 		return consul.CheckIndex(o.key, o.index)
 	case o.verb == casRecord:
-		return consul.CAS(o.key, encode(o.value), o.index)
+		return cas(o.key, o.value, o.index)
 	case o.verb == casDelete:
 		return consul.DeleteCAS(o.key, o.index)
 	case o.verb == setRecord:
-		return consul.Set(o.key, encode(o.value))
+		return set(o.key, o.value)
 	case o.verb == setNewID:
 		return consul.Set(o.key, []byte(NewID()))
 	default:

@@ -50,6 +50,7 @@ func (k *Keys) Policy(role Role, node, agent string) string {
 		p.add("key_prefix", k.prefix+"bells/", "write")
 		p.add("key_prefix", k.Drops.Key(), "write")
 		p.add("key", k.Schema.Key(), "read")
+		p.add("key", k.Gate.Key(), "read")
 		p.add("key_prefix", k.Manifests.Key(), "read")
 		p.add("session", agent, "write")
 		p.add("agent", agent, "read")

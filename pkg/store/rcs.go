@@ -66,7 +66,7 @@ func (s *Operator) ChangeRC(ctx context.Context, c RCChange) error {
 
 // rcOps lists what makes (index zero) or changes a controller.
 func (s *db) rcOps(r *rc.RC, index uint64) []consul.Op {
-	ops := []consul.Op{consul.CAS(s.keys.RCs.Key(r.ID), encode(r), index), s.ring(r.ID)}
+	ops := []consul.Op{cas(s.keys.RCs.Key(r.ID), r, index), s.ring(r.ID)}
 	if index == 0 {
 		ops = append(ops, consul.CAS(s.keys.Names.Key(r.Name), []byte(r.ID), 0), consul.Set(s.keys.Drops.Key(r.ID), []byte(NewID())))
 		if r.Service != nil {

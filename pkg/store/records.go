@@ -10,6 +10,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
@@ -218,7 +219,17 @@ func replaceOp[T any](key string, value *T, index uint64) consul.Op {
 	if value == nil {
 		return consul.DeleteCAS(key, index)
 	}
-	return consul.CAS(key, encode(value), index)
+	return cas(key, value, index)
+}
+
+// cas writes a record if it is as it was read; zero: there is none. It says what the record needs of the gate.
+func cas(key string, record any, index uint64) consul.Op {
+	return consul.CAS(key, encode(record), index).Needs(feature.NeedOf(record))
+}
+
+// set is cas whatever is there.
+func set(key string, record any) consul.Op {
+	return consul.Set(key, encode(record)).Needs(feature.NeedOf(record))
 }
 
 // encode is for records made of plain fields, whose encoding cannot fail.

@@ -72,7 +72,7 @@ func (s *Views) NodeLocks(ctx context.Context, names []string) (map[string]NodeL
 // Ask leaves a request for a controller's owner, with an audit record, and rings. It returns ErrConflict, and nothing is written,
 // where a pod is to be forgotten whose node's record is not the one that the request names.
 func (s *Operator) Ask(ctx context.Context, r Request, a Audit) error {
-	ops := []consul.Op{consul.Set(s.keys.Requests.Key(r.RCID, r.ID), encode(r)), s.audit(a), s.ring(r.RCID)}
+	ops := []consul.Op{set(s.keys.Requests.Key(r.RCID, r.ID), r), s.audit(a), s.ring(r.RCID)}
 	if r.Kind == ForgetPod {
 		ops = append(ops, sameRecord(s.keys.Nodes.Key(r.Node), r.NodeIndex))
 	}
@@ -91,7 +91,7 @@ func (s *Operator) AskForget(ctx context.Context, nodeName string, requests []Re
 		a := audit(part)
 		ops, rung := []consul.Op{sameRecord(s.keys.Nodes.Key(nodeName), part[0].NodeIndex)}, map[string]bool{}
 		for _, r := range part {
-			ops = append(ops, consul.Set(s.keys.Requests.Key(r.RCID, r.ID), encode(r)))
+			ops = append(ops, set(s.keys.Requests.Key(r.RCID, r.ID), r))
 			if !rung[r.RCID] {
 				rung[r.RCID] = true
 				ops = append(ops, s.ring(r.RCID))

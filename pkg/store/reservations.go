@@ -86,7 +86,7 @@ func (s *db) mendReservation(ctx context.Context, name, farmID string, commit fu
 		return false, nil
 	}
 	_, err = commit(ctx, []consul.Op{
-		sameRecord(opsKey, ops.Index), sameRecord(nodeKey, record.Index), consul.CAS(resKey, encode(next), res.Index),
+		sameRecord(opsKey, ops.Index), sameRecord(nodeKey, record.Index), cas(resKey, next, res.Index),
 		s.audit(NewAudit(farmID, "mend", "", mendLines(res.Value, next)).OnNodes(name)),
 	})
 	return err == nil, err

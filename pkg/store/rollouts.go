@@ -214,7 +214,7 @@ func (t *Runs) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64,
 	ops := append(s.Fence.Ops(), t.rolloutConditions(s)...)
 	for i := range s.RCs {
 		r := &s.RCs[i]
-		ops = append(ops, consul.CAS(t.keys.RCs.Key(r.ID), encode(r), s.View.Indices[t.keys.RCs.Key(r.ID)]), t.ring(r.ID))
+		ops = append(ops, cas(t.keys.RCs.Key(r.ID), r, s.View.Indices[t.keys.RCs.Key(r.ID)]), t.ring(r.ID))
 	}
 	ops = append(ops, t.restRings(s)...)
 	service, was := s.View.Rollout.Value.Service, s.View.Rollout.Index
@@ -228,12 +228,12 @@ func (t *Runs) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64,
 		ops = append(ops, outcome...)
 		ops = append(ops, consul.CheckIndex(key, was), consul.Delete(key), consul.Delete(t.keys.RolloutBells.Key(service)))
 	case s.Record != nil:
-		ops = append(ops, consul.CAS(key, encode(s.Record), was))
+		ops = append(ops, cas(key, s.Record, was))
 	default:
 		ops = append(ops, consul.CheckIndex(key, was))
 	}
 	if s.Incident != nil {
-		ops = append(ops, consul.CAS(t.keys.RolloutIncidents.Key(service), encode(s.Incident), s.View.Incident.Index))
+		ops = append(ops, cas(t.keys.RolloutIncidents.Key(service), s.Incident, s.View.Incident.Index))
 	}
 	if s.Audit != nil {
 		ops = append(ops, t.audit(*s.Audit))
@@ -308,7 +308,7 @@ func (s *Operator) AskRollout(ctx context.Context, a RolloutAsk) error {
 			return ErrAsked
 		}
 		rec.Value.Request = &a.Request
-		err = s.commitDefinitely(ctx, "rollout of "+a.Service, a.Audit, consul.CAS(key, encode(rec.Value), rec.Index), s.ringRollout(a.Service))
+		err = s.commitDefinitely(ctx, "rollout of "+a.Service, a.Audit, cas(key, rec.Value, rec.Index), s.ringRollout(a.Service))
 		if !errors.Is(err, ErrConflict) {
 			return err
 		}

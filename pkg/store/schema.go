@@ -96,7 +96,7 @@ func (s *db) createSchema(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ops := []consul.Op{consul.CAS(s.keys.Schema.Key(), encode(newSchema()), 0)}
+	ops := []consul.Op{cas(s.keys.Schema.Key(), newSchema(), 0)}
 	for _, key := range optional {
 		if _, exists := found[key]; exists {
 			continue
@@ -126,7 +126,7 @@ func (t *Duties) RenewEpoch(ctx context.Context, known string) error {
 		next := newSchema(known, rec.Value.Epoch)
 		line := fmt.Sprintf("schema.nonce: %s -> %s, as the store went back in time", rec.Value.Epoch, next.Epoch)
 		_, err = t.c.Commit(ctx, []consul.Op{
-			consul.CAS(t.keys.Schema.Key(), encode(next), rec.Index), t.audit(NewAudit(t.farmID, "renew-nonce", "", []string{line})),
+			cas(t.keys.Schema.Key(), next, rec.Index), t.audit(NewAudit(t.farmID, "renew-nonce", "", []string{line})),
 		})
 		if !again(err) {
 			err = permanent(err)
@@ -154,7 +154,7 @@ func (s *Views) SyncedEpoch(ctx context.Context) (string, error) {
 // cluster's any more, so that a mark which lands late is none; whoever gets another error may try again.
 func (t *Duties) MarkSynced(ctx context.Context, schema Rec[Schema]) error {
 	_, err := t.c.Commit(ctx, []consul.Op{
-		consul.CheckIndex(t.keys.Schema.Key(), schema.Index), consul.Set(t.keys.Synced.Key(), encode(Synced{Epoch: schema.Value.Epoch})),
+		consul.CheckIndex(t.keys.Schema.Key(), schema.Index), set(t.keys.Synced.Key(), Synced{Epoch: schema.Value.Epoch}),
 	})
 	return err
 }

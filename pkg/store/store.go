@@ -25,6 +25,10 @@ type Store struct {
 // New returns a store for the records below the keys' prefix.
 func New(c *consul.Client, keys *Keys) *Store {
 	d := newDB(c, keys)
+	d.guard = newGuard(d)
+	if c != nil { // one that only names keys
+		d.guard = c.Guard(keys.prefix, func() consul.Guard { return d.guard }).(*guard) //nolint:errcheck,forcetypeassert // nobody else has one there
+	}
 	return &Store{
 		db: d, Views: &Views{d}, Watches: &Watches{d}, Agents: &Agents{d},
 		Operator: &Operator{d}, Deployments: &Deployments{d},
@@ -33,11 +37,13 @@ func New(c *consul.Client, keys *Keys) *Store {
 
 // db is all that is below one prefix.
 type db struct {
-	c    *consul.Client
-	keys *Keys
-	memo memo // of what passes and runners read
+	c     *consul.Client
+	keys  *Keys
+	memo  memo // of what passes and runners read
+	guard *guard
 
 	Schema           Records[Schema]
+	Gate             Records[Gate]
 	Synced           Records[Synced]
 	Breaker          Records[Breaker]
 	Incidents        Records[Incidents]
@@ -67,6 +73,7 @@ type db struct {
 func newDB(c *consul.Client, k *Keys) *db {
 	d := &db{c: c, keys: k}
 	d.Schema = Records[Schema]{k.Schema, d, nil}
+	d.Gate = Records[Gate]{k.Gate, d, nil}
 	d.Synced = Records[Synced]{k.Synced, d, nil}
 	d.Breaker = Records[Breaker]{k.Breaker, d, nil}
 	d.Incidents = Records[Incidents]{k.Incidents, d, nil}

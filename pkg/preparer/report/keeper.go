@@ -32,6 +32,8 @@ type NodeReader interface {
 // NodeWriter is what a Keeper writes; *store.NodeSession is one.
 type NodeWriter interface {
 	AcquireNode(ctx context.Context, n node.Node, takeOver bool) error
+	// Allowed returns a record without what the gate does not allow, as far as it is known (ADR 28).
+	Allowed(n node.Node) node.Node
 	WriteOrphans(ctx context.Context, epoch string, orphans []pod.Orphan, again bool) (node.OrphanPages, error)
 }
 
@@ -69,6 +71,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	again := true // what is there of the pages must be read
 	for {
 		n, untold := k.recordAfterPages(ctx, again)
+		n = k.Writer.Allowed(n)
 		must = must || errors.Is(untold, store.ErrLost)
 		if must || untold == nil && !k.isWritten(n) {
 			err := k.acquire(ctx, n)

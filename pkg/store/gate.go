@@ -1,0 +1,248 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/feature"
+	"github.com/rcfarm/rcfarm/pkg/node"
+)
+
+// Gate is the record at gate: no field of a record is written that a later version brought (ADR 28).
+type Gate struct {
+	Version string    `json:"version"`
+	By      string    `json:"by"` // the farm that raised it
+	At      time.Time `json:"at"`
+}
+
+// PresentGate reads the gate. Where there is none, or it cannot be read, it is the oldest, at the index that it has.
+func (s *Views) PresentGate(ctx context.Context) (Rec[Gate], error) {
+	rec, err := s.Gate.Get(ctx, consul.Consistent)
+	if errors.Is(err, ErrNotFound) || IsCorrupt(err) {
+		err = nil
+	}
+	rec.Value.Version = feature.Counted(rec.Value.Version)
+	return rec, err
+}
+
+// raiseGate returns what makes the gate a version, if it is as it was read.
+func (s *db) raiseGate(rec Rec[Gate], to, farmID string) []consul.Op {
+	next := Gate{Version: to, By: farmID, At: time.Now().UTC().Truncate(time.Second)}
+	line := "gate: " + rec.Value.Version + " -> " + to + ", as all farms and nodes that live write records of that version"
+	return []consul.Op{cas(s.keys.Gate.Key(), next, rec.Index), s.audit(NewAudit(farmID, "raise-gate", "", []string{line}))}
+}
+
+// Writers are the farms and nodes that live: who holds the gate back, and whom it holds back. A node whose preparer is away counts as long as
+// its machine has not failed. A record that cannot be read counts as the oldest.
+func (s *Agents) Writers(ctx context.Context) ([]feature.Writer, error) {
+	farms, err := s.c.List(ctx, s.keys.Farms.Key(), consul.Default)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := s.c.List(ctx, s.keys.Nodes.Key(), consul.Default)
+	if err != nil {
+		return nil, err
+	}
+	var failed map[string]bool
+	if slices.ContainsFunc(nodes, func(p consul.Pair) bool { return p.Session == "" }) {
+		if failed, err = s.FailedAgents(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return writersOf(farms, nodes, failed), nil
+}
+
+func writersOf(farms, nodes []consul.Pair, failed map[string]bool) []feature.Writer {
+	var living []feature.Writer
+	for _, p := range farms {
+		if m := (Member{}); !strings.HasSuffix(p.Key, "/") {
+			_ = json.Unmarshal(p.Value, &m)
+			living = append(living, m.Writer(path.Base(p.Key)))
+		}
+	}
+	for _, p := range nodes {
+		n := node.Node{}
+		if strings.HasSuffix(p.Key, "/") {
+			continue
+		}
+		_ = json.Unmarshal(p.Value, &n)
+		if p.Session != "" || !failed[n.ConsulNode] {
+			living = append(living, NodeWriter(path.Base(p.Key), &n))
+		}
+	}
+	return living
+}
+
+// Writer returns a farm as one who writes records.
+func (m *Member) Writer(id string) feature.Writer {
+	return feature.Writer{Kind: "farm", Name: id, Version: m.Version, Emulates: m.EmulationVersion}
+}
+
+// NodeWriter returns a node as one who writes records.
+func NodeWriter(name string, n *node.Node) feature.Writer {
+	return feature.Writer{Kind: "node", Name: name, Version: n.Version, Emulates: n.EmulationVersion}
+}
+
+// guard makes every transaction depend on the gate, and keeps back what that does not allow. It knows the gate as it was when it last had to
+// read it: whatever depends on another one is refused by Consul, and the guard reads again.
+type guard struct {
+	db     *db
+	behind chan struct{} // closed when the gate was found above what this program emulates
+
+	mu       sync.Mutex
+	emulates string
+	known    bool
+	gate     Rec[Gate]
+	read     time.Time
+	silent   bool // the token may not ask whether there is no gate
+}
+
+// silentFor is for how long there is taken to be no gate by who may not have its transactions depend on that.
+const silentFor = 10 * time.Second
+
+func newGuard(d *db) *guard {
+	return &guard{db: d, behind: make(chan struct{}), emulates: feature.Known.Newest()}
+}
+
+// present returns the gate, as last read, and how transactions depend on it.
+func (g *guard) present(ctx context.Context) (gate Rec[Gate], silent bool, err error) {
+	g.mu.Lock()
+	gate, silent = g.gate, g.silent
+	known := g.fresh()
+	g.mu.Unlock()
+	if !known {
+		if gate, err = (&Views{g.db}).PresentGate(ctx); err != nil {
+			return gate, silent, err
+		}
+		g.mu.Lock()
+		g.gate, g.known, g.read = gate, true, time.Now()
+		g.mu.Unlock()
+	}
+	return gate, silent, g.allows(gate.Value.Version)
+}
+
+// last returns the gate as last read, if it was.
+func (g *guard) last() (version string, known bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.gate.Value.Version, g.gate.Value.Version != ""
+}
+
+// fresh reports whether the gate as it is known is to be used. Where nothing depends on it nothing tells that it has moved.
+func (g *guard) fresh() bool {
+	return g.known && (!g.silent || g.gate.Index != 0 || time.Since(g.read) < silentFor)
+}
+
+// allows returns *feature.BehindError where this program is too old for a gate, which is read again the next time.
+func (g *guard) allows(version string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !feature.After(version, g.emulates) {
+		return nil
+	}
+	g.known = false
+	select {
+	case <-g.behind:
+	default:
+		close(g.behind)
+	}
+	return &feature.BehindError{Emulates: g.emulates, Gate: version}
+}
+
+// Condition implements consul.Guard.
+func (g *guard) Condition(ctx context.Context, ops []consul.Op) (consul.Op, bool, error) {
+	gate, silent, err := g.present(ctx)
+	need := newest(ops)
+	if err == nil && !need.Allowed(gate.Value.Version) { // it may have been raised
+		g.forget()
+		gate, silent, err = g.present(ctx)
+	}
+	if err != nil {
+		return consul.Op{}, false, asUnsent(err)
+	}
+	if !need.Allowed(gate.Value.Version) {
+		return consul.Op{}, false, g.closed(ctx, need, gate.Value.Version)
+	}
+	key := g.db.keys.Gate.Key()
+	if gate.Index == 0 {
+		return consul.CheckMissing(key), !silent, nil
+	}
+	return consul.CheckIndex(key, gate.Index), true, nil
+}
+
+// newest returns the newest of what operations need.
+func newest(ops []consul.Op) (most feature.Need) {
+	for i := range ops {
+		if need, ok := ops[i].Need().(feature.Need); ok && !need.Zero() && (most.Zero() || feature.After(need.Since, most.Since)) {
+			most = need
+		}
+	}
+	return most
+}
+
+func (g *guard) forget() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.known = false
+}
+
+// asUnsent is an error of reading the gate as one of the transaction that needs it: where another try may mend it, it was not sent yet.
+func asUnsent(err error) error {
+	if _, behind := errors.AsType[*feature.BehindError](err); behind || errors.Is(err, ErrFiltered) {
+		return err
+	}
+	return consul.Unsent(err)
+}
+
+// closed says who holds back what somebody needs, as far as that can be read.
+func (g *guard) closed(ctx context.Context, need feature.Need, gate string) error {
+	living, err := (&Agents{g.db}).Writers(ctx)
+	if err != nil {
+		living = nil // it is refused all the same
+	}
+	return &feature.ClosedError{Need: need, Gate: gate, Behind: feature.Below(need.Since, living)}
+}
+
+// Refused implements consul.Guard. That a key is missing is something that only who may write it is told.
+func (g *guard) Refused(f consul.Failure) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.known = false
+	g.silent = g.silent || g.gate.Index == 0 && f.Denied()
+}
+
+// Emulate has this program write no records of a later version, and none where the gate is above it. It is for before the first write.
+func (s *Store) Emulate(version string) {
+	s.guard.mu.Lock()
+	defer s.guard.mu.Unlock()
+	s.guard.emulates = version
+}
+
+// Emulates returns what Emulate said, or the newest version that this program knows.
+func (s *Store) Emulates() string { return s.guard.own() }
+
+func (g *guard) own() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.emulates
+}
+
+// UntilBehind returns *feature.BehindError as soon as a write of this program was kept back because it is too old for the gate, or the
+// context's cause.
+func (s *Store) UntilBehind(ctx context.Context) error {
+	select {
+	case <-s.guard.behind:
+		s.guard.mu.Lock()
+		defer s.guard.mu.Unlock()
+		return &feature.BehindError{Emulates: s.guard.emulates, Gate: s.guard.gate.Value.Version}
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,207 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/feature"
+	"github.com/rcfarm/rcfarm/pkg/node"
+)
+
+// beside returns the store of another program on the same records.
+func (s *Store) beside(t *testing.T, emulates string) *Store {
+	t.Helper()
+	client, err := consul.New(consul.Config{Address: consultest.Shared(t).Addr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	other := New(client, s.keys)
+	other.Emulate(emulates)
+	return other
+}
+
+// raise makes the gate a version.
+func (s *Store) raise(t *testing.T, to string) {
+	t.Helper()
+	rec, err := s.PresentGate(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, s, s.raiseGate(rec, to, "f1")...)
+}
+
+func needs(version string) feature.Need {
+	return feature.Need{Feature: feature.Feature{Name: "modes", Since: version}, Field: "spread"}
+}
+
+func TestGate(t *testing.T) {
+	t.Parallel()
+	st := empty(t).beside(t, "0.3.0")
+	key := func(name string) string { return st.keys.Prefix() + name }
+	if gate, err := st.PresentGate(t.Context()); err != nil || gate.Value.Version != feature.Oldest || gate.Index != 0 {
+		t.Fatalf("%+v, %v", gate, err)
+	}
+	write(t, st, consul.Set(key("a"), nil).Needs(feature.Need{}))
+	closed := func(version, gate string) {
+		t.Helper()
+		_, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(key("b"), nil), consul.Set(key("c"), nil).Needs(needs(version))})
+		refused, is := errors.AsType[*feature.ClosedError](err)
+		if !is || refused.Gate != gate || refused.Field != "spread" || errors.Is(err, ErrUnknown) || errors.Is(err, ErrRefused) {
+			t.Errorf("what needs %s under %s: %v", version, gate, err)
+		}
+		if there, err := st.exists(t.Context(), key("b")); there || err != nil {
+			t.Errorf("a part of it was written: %v", err)
+		}
+	}
+	closed("0.2.0", feature.Oldest)
+	st.raise(t, "0.2.0")
+	write(t, st, consul.Set(key("c"), nil).Needs(needs("0.2.0")))
+	closed("0.3.0", "0.2.0")
+	gate, err := st.PresentGate(t.Context())
+	if err != nil || gate.Value.Version != "0.2.0" || gate.Value.By != "f1" || time.Since(gate.Value.At) > time.Minute {
+		t.Errorf("%+v, %v", gate, err)
+	}
+	write(t, st, consul.CAS(st.keys.Gate.Key(), []byte("{"), gate.Index)) // damaged
+	closed("0.2.0", feature.Oldest)
+	st.raise(t, "0.3.0")
+	write(t, st, consul.Set(key("c"), nil).Needs(needs("0.3.0")))
+	audits, _, err := st.ListAudit(t.Context(), AuditFilter{})
+	if err != nil || len(audits) != 2 || audits[0].What != "raise-gate" {
+		t.Errorf("%+v, %v", audits, err)
+	}
+}
+
+// Whoever knows the gate as it was is refused by Consul as soon as it is too old, and finds out; who is not goes on without a notice. A gate of
+// the past closes what it does not allow.
+func TestGateMovesUnderWriters(t *testing.T) {
+	t.Parallel()
+	st := empty(t)
+	older, newer := st.beside(t, "0.1.0"), st.beside(t, "0.2.0")
+	key := st.keys.Prefix() + "a"
+	for _, s := range []*Store{older, newer} {
+		write(t, s, consul.Set(key, nil))
+	}
+	behind, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := older.UntilBehind(behind); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	before, err := newer.c.Get(t.Context(), key, consul.Consistent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer.raise(t, "0.2.0")
+	for range 2 {
+		_, err := older.c.Commit(t.Context(), []consul.Op{consul.CAS(key, []byte("old"), before.ModifyIndex)})
+		if e, is := errors.AsType[*feature.BehindError](err); !is || e.Emulates != "0.1.0" || e.Gate != "0.2.0" || errors.Is(err, ErrUnknown) {
+			t.Errorf("%v", err)
+		}
+	}
+	if _, is := errors.AsType[*feature.BehindError](older.UntilBehind(t.Context())); !is {
+		t.Error("nobody is told")
+	}
+	write(t, newer, consul.CAS(key, []byte("new"), before.ModifyIndex).Needs(needs("0.2.0")))
+	write(t, newer, consul.Delete(st.keys.Gate.Key()))
+	_, err = newer.c.Commit(t.Context(), []consul.Op{consul.Set(key, nil).Needs(needs("0.2.0"))})
+	if e, is := errors.AsType[*feature.ClosedError](err); !is || e.Gate != feature.Oldest {
+		t.Errorf("%v", err)
+	}
+	write(t, older, consul.Set(key, nil))
+}
+
+func TestWriters(t *testing.T) {
+	t.Parallel()
+	st := empty(t)
+	pair := func(key, value, session string) consul.Pair {
+		return consul.Pair{Key: key, Value: []byte(value), Session: session}
+	}
+	farms := []consul.Pair{
+		pair(st.keys.Farms.Key(), "", ""),
+		pair(st.keys.Farms.Key("f1"), `{"version":"0.2.0","emulation_version":"0.1.0"}`, "s"),
+		pair(st.keys.Farms.Key("f2"), `{`, "s"),
+	}
+	nodes := []consul.Pair{
+		pair(st.keys.Nodes.Shard(3), "", ""),
+		pair(st.keys.Nodes.Key("n1"), `{"version":"0.2.0","emulation_version":"0.2.0","consul_node":"gone"}`, "s"),
+		pair(st.keys.Nodes.Key("n2"), `{"version":"0.1.0","consul_node":"there"}`, ""),
+		pair(st.keys.Nodes.Key("n3"), `{"version":"0.1.0","consul_node":"gone"}`, ""),
+		pair(st.keys.Nodes.Key("n4"), `{`, ""),
+	}
+	var got []string
+	for _, w := range writersOf(farms, nodes, map[string]bool{"gone": true}) {
+		got = append(got, fmt.Sprint(w.Kind, " ", w.Name, " ", w.Version, " ", w.Emulates))
+	}
+	if want := "farm f1 0.2.0 0.1.0|farm f2  |node n1 0.2.0 0.2.0|node n2 0.1.0 |node n4  "; strings.Join(got, "|") != want {
+		t.Errorf("%q, want %s", got, want)
+	}
+}
+
+// What may not be written is refused with who holds the gate back: farms and nodes say themselves what they emulate.
+func TestClosedNamesWhoHoldsItBack(t *testing.T) {
+	t.Parallel()
+	st := empty(t)
+	st.Emulate("0.1.0")
+	st.underSession(t, "x", func(sess *consul.Session) {
+		if err := st.FarmSession(sess, "f1").Join(t.Context(), Member{Version: "0.2.0"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := st.NodeSession(sess, "n1").AcquireNode(t.Context(), node.Node{Name: "n1", Version: "0.1.0"}, false); err != nil {
+			t.Fatal(err)
+		}
+		newer := st.beside(t, "0.2.0")
+		_, err := newer.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Prefix()+"a", nil).Needs(needs("0.2.0"))})
+		if err == nil || !strings.Contains(err.Error(), "held back by farm f1 (version 0.2.0, emulates 0.1.0), node n1 (version 0.1.0): upgrade that") {
+			t.Error(err)
+		}
+	})
+}
+
+// A token that may only read the gate finds out about the first one after a while, and depends on it from then on.
+func TestSilentGuard(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuard(&db{keys: &Keys{}})
+		g.known, g.read = true, time.Now()
+		condition := func() (ok bool, err error) {
+			_, ok, err = g.Condition(t.Context(), nil)
+			return ok, err
+		}
+		if ok, err := condition(); !ok || err != nil {
+			t.Errorf("depends on no gate: %t, %v", ok, err)
+		}
+		g.Refused(consul.Failure{What: "key is not missing"})
+		if g.known || g.silent {
+			t.Error("one who is refused for another reason need not be silent, and must read")
+		}
+		g.Refused(consul.Failure{What: "Permission denied: token lacks key:write"})
+		g.known = true
+		if ok, err := condition(); ok || err != nil || !g.silent {
+			t.Errorf("depends on what it may not ask: %t, %v", ok, err)
+		}
+		time.Sleep(silentFor - time.Millisecond)
+		if !g.fresh() {
+			t.Error("is read again at once")
+		}
+		time.Sleep(time.Millisecond)
+		if g.fresh() {
+			t.Error("is never read again")
+		}
+		g.gate.Index = 7
+		if ok, err := condition(); !ok || err != nil {
+			t.Errorf("does not depend on a gate that is there: %t, %v", ok, err)
+		}
+		g.silent, g.known = false, true
+		g.Refused(consul.Failure{What: "Permission denied"})
+		if g.silent {
+			t.Error("who may not read the gate that is there is no silent one")
+		}
+	})
+}
