@@ -72,10 +72,10 @@ func TestKeysAreDocumented(t *testing.T) {
 	}
 }
 
-// fields lists every field below a struct as docs/controller.md names it. The manifest has a document of its own.
+// fields lists every field below a struct as docs/controller.md names it. The manifest, of which resources are a part, has a document of its own.
 func fields(at string, t reflect.Type) []string {
 	switch {
-	case t == reflect.TypeFor[field.Duration](), t == reflect.TypeFor[manifest.Manifest]():
+	case t == reflect.TypeFor[field.Duration](), t == reflect.TypeFor[manifest.Manifest](), t == reflect.TypeFor[manifest.Resources]():
 		return nil
 	case t.Kind() == reflect.Pointer:
 		return fields(at, t.Elem())

@@ -311,7 +311,8 @@ func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *mani
 		if err != nil {
 			return err
 		}
-		change.Manifest, change.RC.ManifestDigest = canonical, manifest.Digest(canonical)
+		change.RC.ManifestDigest = manifest.Digest(canonical)
+		change.Manifests = []store.DeployManifest{{Digest: change.RC.ManifestDigest, Canonical: canonical}}
 	}
 	// The author names no farm, and the record no controller: what operators do is not judged as a farm's writes are.
 	change.Audit = store.NewAudit("operator", what, "", nil)

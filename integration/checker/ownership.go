@@ -170,8 +170,8 @@ func (j *judgement) fresh(w *Write) {
 			}
 			if p := c.After.placement(); p != nil && p.RCID == id && c.Before == nil && p.AdoptedAtGeneration == 0 {
 				j.looked("P2 manifest")
-				if p.Digest != rc.Manifest && (rc.InPlace == nil || p.Digest != rc.InPlace.From) {
-					j.violated("P2", "superseded manifest", w.Index, "%s was placed with manifest %.8s, the controller asks for %.8s", p.id(), p.Digest, rc.Manifest)
+				if asked := rc.manifestOf(p.Role); p.Digest != asked && (rc.InPlace == nil || p.Digest != rc.InPlace.formerOf(p.Role)) {
+					j.violated("P2", "superseded manifest", w.Index, "%s was placed with manifest %.8s, the controller asks for %.8s", p.id(), p.Digest, asked)
 				}
 			}
 		}

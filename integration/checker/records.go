@@ -1,6 +1,7 @@
 package checker
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -84,11 +85,12 @@ type reality struct {
 }
 
 type controller struct {
-	ID            string `json:"id"`
-	Name          string `json:"name"`
-	Manifest      string `json:"manifest"`
-	Strategy      string `json:"strategy"`
-	NodeSelector  string `json:"node_selector"`
+	ID            string            `json:"id"`
+	Name          string            `json:"name"`
+	Manifest      string            `json:"manifest"`
+	Manifests     map[string]string `json:"group_manifests"`
+	Strategy      string            `json:"strategy"`
+	NodeSelector  string            `json:"node_selector"`
 	ReplicaGroups []struct {
 		Role  string `json:"role"`
 		Count int    `json:"count"`
@@ -102,10 +104,19 @@ type controller struct {
 	AllowMassStop int64    `json:"allow_mass_stop"`
 	Mutator       string   `json:"mutator"` // term of the rollout in charge
 	Service       *service `json:"service"`
-	InPlace       *struct {
-		From string `json:"from"` // digest
-	} `json:"in_place"`
+	InPlace       *inPlace `json:"in_place"`
 }
+
+type inPlace struct {
+	From  string            `json:"from"` // digest
+	Roles map[string]string `json:"from_groups"`
+}
+
+// manifestOf returns the digest that a role's pods shall have.
+func (c *controller) manifestOf(role string) string { return cmp.Or(c.Manifests[role], c.Manifest) }
+
+// formerOf returns the digest that a role's pods had before an upgrade in place.
+func (p *inPlace) formerOf(role string) string { return cmp.Or(p.Roles[role], p.From) }
 
 // staysPut reports whether the controller's pods stay where they are, whatever operators say about their nodes, but for force.
 func (c *controller) staysPut() bool { return c.Strategy == "static" }

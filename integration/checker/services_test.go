@@ -181,3 +181,18 @@ func TestPlacedBeyondTheLimitInPlace(t *testing.T) {
 		}
 	}
 }
+
+// Each role has a manifest, and had one before an upgrade in place.
+func TestPlacedWithAnotherRolesManifest(t *testing.T) {
+	t.Parallel()
+	const rule = "P2 superseded manifest"
+	for digest, want := range map[string]bool{"g1": false, "g0": false, "d1": true, "d0": true} {
+		w := newWorld(t)
+		w.change(2, 2, fields{"group_manifests": fields{"main": "g1"}, "in_place": fields{"from": "d0", "from_groups": fields{"main": "g0"}, "limit": 1}})
+		p := with(placed("n2", running, 30), fields{"index": 1, "digest": digest})
+		w.txn(w.fenced(kv("cas", "pods/c/main.1", p))...)
+		if found := w.verdict().Count(); (found[rule] > 0) != want {
+			t.Errorf("placed with %s: found %v", digest, found)
+		}
+	}
+}

@@ -82,7 +82,7 @@ func (e *env) writeRC(name string, replicas int, change func(*rc.RC)) string {
 		ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &replicas}}, Strategy: rc.Dynamic,
 	}
 	change(&r)
-	err = e.store.Operator.ChangeRC(e.t.Context(), store.RCChange{RC: r, Manifest: canonical, Audit: store.NewAudit("scenario", "create", r.ID, nil)})
+	err = e.store.Operator.ChangeRC(e.t.Context(), store.RCChange{RC: r, Manifests: []store.DeployManifest{{Digest: r.ManifestDigest, Canonical: canonical}}, Audit: store.NewAudit("scenario", "create", r.ID, nil)})
 	if err != nil {
 		e.t.Fatal(err)
 	}

@@ -58,6 +58,7 @@ func ofControllers(manifests, controllers, _ string) (string, error) {
 	m := newMaker(false)
 	m.texts.read("", controllers)
 	m.texts.read("pod.", manifests)
+	m.texts.copy("pod.launchables[].resources", "replica_groups[].resources")
 	m.rules[packageOf[rc.Spec]()] = controllerRules()
 	t := reflect.TypeFor[rc.Spec]()
 	m.more = map[reflect.Type][]string{t: field.Names[inspect.ServerFields]()}
@@ -68,6 +69,7 @@ func ofServices(manifests, controllers, deploying string) (string, error) {
 	m := newMaker(true)
 	m.texts.read("", controllers)
 	m.texts.read("pod.", manifests)
+	m.texts.copy("pod.launchables[].resources", "replica_groups[].resources")
 	m.texts.read("", section(deploying, "## The document"))
 	m.texts.read("update.", section(deploying, "### `update`"))
 	m.texts.read("pre_deploy.", section(deploying, "### `pre_deploy`"))

@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"maps"
 	"regexp"
 	"strings"
 )
@@ -52,6 +53,15 @@ func (t texts) read(before, markdown string) {
 			for _, m := range codes.FindAllStringSubmatch(cells[0], -1) {
 				t[before+m[1]] = above
 			}
+		}
+	}
+}
+
+// copy gives the fields below one path the texts of those below another.
+func (t texts) copy(from, to string) {
+	for at, text := range maps.Clone(t) {
+		if rest, below := strings.CutPrefix(at, from+"."); below {
+			t[to+"."+rest] = text
 		}
 	}
 }

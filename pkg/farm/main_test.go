@@ -167,7 +167,7 @@ func (c *cluster) apply(id string, m *manifest.Manifest, change func(*rc.RC)) {
 		rec.Value.ManifestDigest = manifest.Digest(canonical)
 		change(&rec.Value)
 		return c.store.Operator.ChangeRC(c.t.Context(), store.RCChange{
-			RC: rec.Value, Index: rec.Index, Manifest: canonical, Audit: store.NewAudit("test", "apply", id, nil),
+			RC: rec.Value, Index: rec.Index, Manifests: []store.DeployManifest{{Digest: rec.Value.ManifestDigest, Canonical: canonical}}, Audit: store.NewAudit("test", "apply", id, nil),
 		})
 	})
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -25,7 +26,7 @@ func (ps *reader) useManifest(s *reconcile.Snapshot, d store.Details) error {
 }
 
 // maxOthers is how many manifests besides the controller's own a pass looks at.
-const maxOthers = 16
+const maxOthers = 16 + 2*rc.MaxGroups
 
 // otherManifests takes the manifests that pods keep from the cache, and returns the digests of those that must be read.
 func (ps *reader) otherManifests(s *reconcile.Snapshot) (unknown []string) {

@@ -25,21 +25,22 @@ const SpecAllowed = "one YAML or JSON document that describes a replication cont
 // rcfarm sets.
 type RCDocument struct {
 	rc.Spec
-	ID             string      `json:"id"`
-	State          string      `json:"state"`
-	Generation     int64       `json:"generation"`
-	ChangedBy      string      `json:"changed_by"`
-	DeletedAt      *time.Time  `json:"deleted_at,omitempty"`
-	Mutator        string      `json:"mutator,omitempty"`
-	ManifestDigest string      `json:"manifest_digest"`
-	Status         *StatusView `json:"status"`
+	ID             string            `json:"id"`
+	State          string            `json:"state"`
+	Generation     int64             `json:"generation"`
+	ChangedBy      string            `json:"changed_by"`
+	DeletedAt      *time.Time        `json:"deleted_at,omitempty"`
+	Mutator        string            `json:"mutator,omitempty"`
+	ManifestDigest string            `json:"manifest_digest"`
+	GroupManifests map[string]string `json:"group_manifests,omitempty"`
+	Status         *StatusView       `json:"status"`
 }
 
 // NewRCDocument is the document of a controller that is shown.
 func NewRCDocument(r *rc.RC, v *RCView) RCDocument {
 	return RCDocument{
 		Spec: *rc.SpecOf(r, v.Manifest), ID: v.ID, State: v.State, Generation: v.Generation, ChangedBy: v.ChangedBy,
-		DeletedAt: v.DeletedAt, Mutator: v.Mutator, ManifestDigest: v.ManifestDigest, Status: v.Status,
+		DeletedAt: v.DeletedAt, Mutator: v.Mutator, ManifestDigest: v.ManifestDigest, GroupManifests: v.GroupManifests, Status: v.Status,
 	}
 }
 
@@ -137,6 +138,7 @@ type ServerFields struct {
 	DeletedAt      json.RawMessage `json:"deleted_at"`
 	Mutator        json.RawMessage `json:"mutator"`
 	ManifestDigest json.RawMessage `json:"manifest_digest"`
+	GroupManifests json.RawMessage `json:"group_manifests"`
 	Status         json.RawMessage `json:"status"`
 }
 

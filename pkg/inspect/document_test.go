@@ -88,7 +88,7 @@ func TestShownAsksForTheSame(t *testing.T) {
 				t.Fatalf("%v, ignored %v\n%s", err, ignored, text)
 			}
 			after := r
-			spec.Apply(&after, r.ManifestDigest)
+			spec.Apply(&after, r.Digests())
 			if diff := cmp.Diff(r, after); diff != "" {
 				t.Fatalf("%s\n%s", diff, text)
 			}

@@ -225,7 +225,7 @@ func upgrade(s *Situation) []Cause {
 	}
 	outdated := 0
 	for i := range s.Placements {
-		if p := &s.Placements[i]; p.RunState == pod.Running && p.Digest != s.RC.ManifestDigest {
+		if p := &s.Placements[i]; p.RunState == pod.Running && p.Digest != s.RC.ManifestOf(p.Role) {
 			outdated++
 		}
 	}
@@ -240,7 +240,7 @@ func upgrade(s *Situation) []Cause {
 
 // unblock says what helps where something is blocked: what only another manifest mends is said to need one.
 func unblock(s *Situation) string {
-	if p, r := Failing(s.Placements, s.Realities, s.RC.ManifestDigest); p != nil {
+	if p, r := Failing(s.Placements, s.Realities, s.RC.Digests()); p != nil {
 		next := "Apply a manifest that works"
 		if severity(&r) <= sick {
 			next += ", or give it more time with progress_deadline"

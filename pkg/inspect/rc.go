@@ -42,9 +42,10 @@ type RCView struct {
 	Strategy         rc.Strategy        `json:"strategy"`
 	Mutator          string             `json:"mutator,omitempty"` // rollout in charge
 	ManifestDigest   string             `json:"manifest_digest"`
-	Manifest         *manifest.Manifest `json:"manifest,omitempty"` // only from rc get
-	Defaulted        []string           `json:"defaulted"`          // which of the above are not as a document has set them, as name=value
-	Status           *StatusView        `json:"status"`             // null while no farm has reported
+	GroupManifests   map[string]string  `json:"group_manifests,omitempty"` // digests by role, of the groups whose manifest is another
+	Manifest         *manifest.Manifest `json:"manifest,omitempty"`        // only from rc get
+	Defaulted        []string           `json:"defaulted"`                 // which of the above are not as a document has set them, as name=value
+	Status           *StatusView        `json:"status"`                    // null while no farm has reported
 }
 
 // NodeLossView says when the pods of a lost node are replaced, defaults included.
@@ -81,7 +82,7 @@ func NewRCView(r *rc.RC, st *rc.Status, farms []store.Member) RCView {
 		DeletedAt: r.DeletedAt, Disabled: r.Disabled, Labels: r.Labels, NodeSelector: r.NodeSelector,
 		PodLabels: r.PodLabels, Mode: r.Mode, Replicas: c.Desired(), ReplicaGroups: append([]rc.ReplicaGroup{}, r.ReplicaGroups...), MaxPerNode: r.MaxPerNode, Spread: r.Spread,
 		MinAvailable: c.MinimumAvailable(), MaxSurge: r.Surge(), Strategy: r.Strategy, Mutator: r.Mutator,
-		ManifestDigest: r.ManifestDigest, ProgressDeadline: field.Duration(r.Deadline()),
+		ManifestDigest: r.ManifestDigest, GroupManifests: r.GroupManifests, ProgressDeadline: field.Duration(r.Deadline()),
 		NodeLoss: NodeLossView{
 			Action:         cmp.Or(r.NodeLoss.Action, loss),
 			After:          field.Duration(r.NodeLoss.After.Or(rc.DefaultNodeLossAfter)),

@@ -26,7 +26,7 @@ func (p *Placement) AppendJSON(b []byte) []byte {
 	b = appendPorts(b, p.Ports)
 	b = field.AppendText(append(b, `,"run_state":`...), string(p.RunState))
 	b = strconv.AppendInt(append(b, `,"revision":`...), p.Revision, 10)
-	b = appendStandby(b, p.Standby)
+	b = appendReplicas(appendStandby(b, p.Standby), p.Replicas)
 	b = field.AppendTime(append(b, `,"changed_at":`...), p.ChangedAt)
 	return append(b, '}')
 }
@@ -42,7 +42,7 @@ func (in *Intent) AppendJSON(b []byte) []byte {
 	b = appendPorts(b, in.Ports)
 	b = field.AppendText(append(b, `,"state":`...), string(in.State))
 	b = strconv.AppendInt(append(b, `,"revision":`...), in.Revision, 10)
-	b = appendStandby(b, in.Standby)
+	b = appendReplicas(appendStandby(b, in.Standby), in.Replicas)
 	return append(b, '}')
 }
 
@@ -61,6 +61,13 @@ func appendPorts(b []byte, ports map[string]int) []byte {
 		return b
 	}
 	return field.AppendMap(append(b, `,"ports":`...), ports, field.AppendInt)
+}
+
+func appendReplicas(b []byte, replicas int) []byte {
+	if replicas == 0 {
+		return b
+	}
+	return field.AppendInt(append(b, `,"replicas":`...), replicas)
 }
 
 func appendStandby(b []byte, standby bool) []byte {

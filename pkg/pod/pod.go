@@ -56,7 +56,8 @@ type Placement struct {
 	Revision int64             `json:"revision"` // of the current intent; only grows (R3)
 	// Switching: the node may still run the former version, whose claim is held until it says that it does not.
 	Switching bool `json:"switching,omitempty"`
-	Standby   bool `json:"standby,omitempty"` // it stays out of its service's name, and counts for no minimum (ADR 16)
+	Standby   bool `json:"standby,omitempty"`  // it stays out of its service's name, and counts for no minimum (ADR 16)
+	Replicas  int  `json:"replicas,omitempty"` // of its role, when it was placed or got its manifest; nothing changes where the count does
 
 	Ghosts              []Ghost    `json:"ghosts,omitempty"` // former nodes that have not confirmed the stop
 	StoppingSince       *time.Time `json:"stopping_since,omitempty"`
@@ -81,9 +82,9 @@ type Avoided struct {
 // Bytes returns an upper bound of the placement's length as JSON.
 func (p *Placement) Bytes() int {
 	const rest = len(`{"rc_id":"","role":"","index":,"node":"","pod_id":"","labels":null,"digest":"","ports":{},"run_state":"",` +
-		`"revision":,"switching":false,"standby":false,"ghosts":[],"stopping_since":,"lost_since":,"unmanaged_since":,"dead_index":,"adopted_at_generation":,"changed_at":}`)
+		`"revision":,"switching":false,"standby":false,"replicas":,"ghosts":[],"stopping_since":,"lost_since":,"unmanaged_since":,"dead_index":,"adopted_at_generation":,"changed_at":}`)
 	size := rest + p.Identity.bytes() + field.TextBytes(p.Node) + field.TextBytes(p.PodID) + field.TextBytes(p.Digest) +
-		field.TextBytes(string(p.RunState)) + 3*field.NumberBytes + 4*field.TimeBytes + labelBytes(p.Labels) + portBytes(p.Ports)
+		field.TextBytes(string(p.RunState)) + 4*field.NumberBytes + 4*field.TimeBytes + labelBytes(p.Labels) + portBytes(p.Ports)
 	for _, g := range p.Ghosts {
 		const ghost = len(`{"node":"","revision":,"lost":false,"gone":false,"dead_index":,"since":,"ports":{}},`)
 		size += ghost + field.TextBytes(g.Node) + 2*field.NumberBytes + field.TimeBytes + portBytes(g.Ports)
@@ -97,9 +98,9 @@ func (p *Placement) Bytes() int {
 
 // Bytes returns an upper bound of the intent's length as JSON.
 func (in *Intent) Bytes() int {
-	const rest = len(`{"rc_id":"","role":"","index":,"pod_id":"","digest":"","labels":{},"ports":{},"state":"","revision":,"standby":false}`)
+	const rest = len(`{"rc_id":"","role":"","index":,"pod_id":"","digest":"","labels":{},"ports":{},"state":"","revision":,"standby":false,"replicas":}`)
 	return rest + in.Identity.bytes() + field.TextBytes(in.PodID) + field.TextBytes(in.Digest) + field.TextBytes(string(in.State)) +
-		field.NumberBytes + labelBytes(in.Labels) + portBytes(in.Ports)
+		2*field.NumberBytes + labelBytes(in.Labels) + portBytes(in.Ports)
 }
 
 func (id Identity) bytes() int {
@@ -167,14 +168,15 @@ type Intent struct {
 	Ports    map[string]int    `json:"ports,omitempty"`
 	State    RunState          `json:"state"`
 	Revision int64             `json:"revision"`
-	Standby  bool              `json:"standby,omitempty"` // the pod is registered under its standby name
+	Standby  bool              `json:"standby,omitempty"`  // the pod is registered under its standby name
+	Replicas int               `json:"replicas,omitempty"` // of its role, as processes see that are launched by this intent
 }
 
 // Intent returns the intent that belongs to the placement.
 func (p *Placement) Intent() Intent {
 	return Intent{
 		Identity: p.Identity, PodID: p.PodID, Digest: p.Digest, Labels: p.Labels, Ports: p.Ports,
-		State: p.RunState, Revision: p.Revision, Standby: p.Standby,
+		State: p.RunState, Revision: p.Revision, Standby: p.Standby, Replicas: p.Replicas,
 	}
 }
 

@@ -28,7 +28,7 @@ func (w *worker) install(ctx context.Context, rec Record) (Record, error) {
 	}
 	in, err := w.node.Install(ctx, &install.Order{
 		Pod: w.e.id, Digest: rec.Intent.Digest, Revision: rec.Intent.Revision, Manifest: m, Canonical: rec.Wanted, Signature: rec.Signature,
-		Ports: rec.Intent.Ports, UID: rec.UID, Before: rec.Installed,
+		Ports: rec.Intent.Ports, Replicas: rec.Intent.Replicas, UID: rec.UID, Before: rec.Installed,
 	}, w)
 	if err == nil {
 		w.enter(Replaced)

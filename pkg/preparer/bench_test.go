@@ -271,7 +271,7 @@ func identity(index int) pod.Identity {
 }
 
 func intent(index int, digest string, state pod.RunState, revision int64) pod.Intent {
-	return pod.Intent{Identity: identity(index), PodID: "web", Digest: digest, State: state, Revision: revision}
+	return pod.Intent{Identity: identity(index), PodID: "web", Digest: digest, State: state, Revision: revision, Replicas: 4}
 }
 
 // tell writes intents.

@@ -44,6 +44,12 @@ func TestLifeOfAPod(t *testing.T) {
 	b.awaitReady(0, digest, 10)
 	pid := b.pid(0)
 	b.checkEnvironment(digest)
+	counted := intent(0, digest, pod.Running, 12)
+	counted.Replicas = 7 // which restarts nothing, and what runs does not see it
+	b.tell(counted)
+	b.awaitReady(0, digest, 12)
+	b.mustKeepPID(0, pid)
+	b.checkEnvironment(digest)
 	id := register.ServiceID(b.cfg.Node.Name, identity(0))
 	b.eventually(func() error {
 		if local := b.services(); len(local) != 1 || !local[id] {
@@ -112,7 +118,7 @@ func (b *bench) checkEnvironment(digest string) {
 	home := filepath.Join(b.cfg.Dir, "homes", "rc1.main.0")
 	for _, want := range []string{
 		"NODE_NAME=" + b.cfg.Node.Name, "NODE_ADDRESS=" + b.cfg.Node.Address, "POD_ID=web", "POD_HOME=" + home, "POD_DIGEST=" + digest,
-		"RC_ID=rc1", "POD_ROLE=main", "POD_INDEX=0", "PORT_HTTP_MAIN=18080", "VERSION=1",
+		"RC_ID=rc1", "POD_ROLE=main", "POD_INDEX=0", "POD_REPLICAS=4", "PORT_HTTP_MAIN=18080", "VERSION=1",
 	} {
 		if !slices.Contains(env, want) {
 			b.t.Errorf("environment %q lacks %s", env, want)

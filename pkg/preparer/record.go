@@ -215,10 +215,10 @@ func recovered(id pod.Identity, procs []runtime.Status) (Record, bool) {
 	said := install.Describe(newest.Spec.Env)
 	in := pod.Intent{
 		Identity: id, PodID: said.PodID, Digest: said.Digest, Ports: said.Ports,
-		State: pod.Running, Revision: newest.Spec.Revision,
+		State: pod.Running, Revision: newest.Spec.Revision, Replicas: said.Replicas,
 	}
 	return Record{
 		Version: RecordVersion, Intent: in, DataOwner: in.PodID,
-		Installed: &install.Installed{Digest: in.Digest, Revision: in.Revision, Ports: maps.Clone(said.Ports)},
+		Installed: &install.Installed{Digest: in.Digest, Revision: in.Revision, Ports: maps.Clone(said.Ports), Replicas: said.Replicas},
 	}, CheckIntent(in) == nil
 }

@@ -67,7 +67,7 @@ func (b *bench) storeSigned(m manifest.Manifest, key string) (digest string, err
 		}
 	}
 	audit := store.NewAudit("test", "sign", "rc1", nil)
-	return digest, store.New(b.client, b.keys).Operator.SignManifest(b.t.Context(), "rc1", digest, canonical, signature, audit)
+	return digest, store.New(b.client, b.keys).Operator.SignManifests(b.t.Context(), "rc1", []store.DeployManifest{{Digest: digest, Canonical: canonical, Signature: signature}}, audit)
 }
 
 // What the policy refuses is not run, with the reason and the cure in reality, and the old version stays up. It runs as

@@ -44,11 +44,12 @@ type RC struct {
 	NodeSelector   string            `json:"node_selector"`  // Kubernetes label selector; empty selects every node
 	Mode           Mode              `json:"mode,omitempty"` // empty: Replicas
 	PodLabels      map[string]string `json:"pod_labels,omitempty"`
-	ReplicaGroups  []ReplicaGroup    `json:"replica_groups"`          // none with EachNode
-	MaxPerNode     int               `json:"max_per_node,omitempty"`  // zero: no limit
-	Spread         string            `json:"spread,omitempty"`        // key of a node label; empty: nodes count alone
-	MinAvailable   *int              `json:"min_available,omitempty"` // nil: MinimumAvailable
-	MaxSurge       *int              `json:"max_surge,omitempty"`     // nil: DefaultMaxSurge
+	GroupManifests map[string]string `json:"group_manifests,omitempty"` // digests by role, of the groups whose manifest is another
+	ReplicaGroups  []ReplicaGroup    `json:"replica_groups"`            // none with EachNode
+	MaxPerNode     int               `json:"max_per_node,omitempty"`    // zero: no limit
+	Spread         string            `json:"spread,omitempty"`          // key of a node label; empty: nodes count alone
+	MinAvailable   *int              `json:"min_available,omitempty"`   // nil: MinimumAvailable
+	MaxSurge       *int              `json:"max_surge,omitempty"`       // nil: DefaultMaxSurge
 	NodeLoss       NodeLoss          `json:"node_loss,omitzero"`
 	// ProgressDeadline is how long a pod that is upgraded or moved may take to become available; nil: DefaultProgressDeadline.
 	ProgressDeadline *field.Duration `json:"progress_deadline,omitempty"`
@@ -61,7 +62,7 @@ type RC struct {
 	AllowMassStop    int64           `json:"allow_mass_stop,omitempty"` // the generation that the breaker lets pass
 	Mutator          string          `json:"mutator,omitempty"`         // term of the rollout in charge
 	Service          *Service        `json:"service,omitempty"`         // nil: the controller is no revision of a service
-	InPlace          *InPlace        `json:"in_place,omitempty"`        // nil: every pod gets ManifestDigest
+	InPlace          *InPlace        `json:"in_place,omitempty"`        // nil: every pod gets what its role asks for
 }
 
 // Service makes a controller a revision of a service (ADR 16).
@@ -78,17 +79,12 @@ type Service struct {
 	Standby bool `json:"standby,omitempty"`
 }
 
-// InPlace limits an upgrade in place: at most Limit pods run ManifestDigest, the others what they have. Pods beyond the limit get
-// From again, unless it is empty or ManifestDigest.
+// InPlace limits an upgrade in place: at most Limit pods run the manifest that their role has, the others what they have. Pods beyond
+// the limit get the former one again, unless there is none or it is the same.
 type InPlace struct {
-	From  string `json:"from,omitempty"` // digest of a manifest
-	Limit int    `json:"limit"`
-}
-
-// ReplicaGroup is how many replicas of one role there are.
-type ReplicaGroup struct {
-	Role  string `json:"role"`
-	Count *int   `json:"count"` // required; a record without it is not readable as "none"
+	From       string            `json:"from,omitempty"`        // digest of the controller's former manifest
+	FromGroups map[string]string `json:"from_groups,omitempty"` // those of groups that had another, by role
+	Limit      int               `json:"limit"`
 }
 
 // ReplacesLost reports whether pods of a lost node are placed elsewhere.

@@ -51,7 +51,7 @@ func SpecOf(r *RC, m *manifest.Manifest) *Spec {
 		MaxPerNode: r.MaxPerNode, Spread: r.Spread, MinAvailable: r.MinAvailable, MaxSurge: r.MaxSurge, NodeLoss: r.NodeLoss,
 		ProgressDeadline: r.ProgressDeadline, Strategy: r.Strategy, Disabled: r.Disabled, Pod: m,
 	}
-	if g := r.ReplicaGroups; len(g) == 1 && g[0].Role == DefaultRole {
+	if g := r.ReplicaGroups; len(g) == 1 && g[0].Role == DefaultRole && !g[0].differs() {
 		s.Replicas, s.ReplicaGroups = g[0].Count, nil
 	}
 	if s.Strategy == Dynamic {
@@ -156,6 +156,7 @@ func (s *Spec) validateGroups(errs *field.Errors) {
 			errs.Add(path+".role", g.Role, "a role that no other group has")
 		}
 		seen[g.Role] = true
+		g.validateManifest(errs, path, s.Pod)
 		if g.Count == nil {
 			errs.Missing(path+".count", CountAllowed)
 			continue
@@ -168,9 +169,9 @@ func (s *Spec) validateGroups(errs *field.Errors) {
 	}
 }
 
-// Apply writes what the document asks for over a record. The caller sets identity, generation and author.
-func (s *Spec) Apply(r *RC, manifestDigest string) {
-	r.Name, r.Labels, r.ManifestDigest = s.Name, s.Labels, manifestDigest
+// Apply writes what the document asks for over a record; digests are those of its manifests. The caller sets identity, generation and author.
+func (s *Spec) Apply(r *RC, digests Digests) {
+	r.Name, r.Labels, r.ManifestDigest, r.GroupManifests = s.Name, s.Labels, digests.Base, digests.Groups
 	r.NodeSelector, r.PodLabels, r.Mode = strings.TrimSpace(s.NodeSelector), s.PodLabels, s.Mode
 	if r.Mode == Replicas {
 		r.Mode = "" // as older farms know it

@@ -46,6 +46,13 @@ func TestDecodeSpec(t *testing.T) {
 			"too many in all", `"name":"web","replica_groups":[{"role":"a","count":6000},{"role":"b","count":6000}]`,
 			"replica_groups: 12000 replicas in all is not valid; allowed: at most 10000 replicas in all groups together",
 		},
+		{"group of its own", `"name":"web","replica_groups":[{"role":"a","count":1,"env":{"A":"b"},"command":"bin/a","resources":{"memory":"1Gi"}}]`, ""},
+		{
+			"group with a bad command", `"name":"web","replica_groups":[{"role":"a","count":1},{"role":"b","count":1,"command":"/bin/b"}]`,
+			`replica_groups[1].command: "/bin/b" is not valid; allowed: a path in the artifact such as bin/launch: not absolute, without '.', '..', empty parts and control characters`,
+		},
+		{"group with a bad variable", `"name":"web","replica_groups":[{"role":"a","count":1,"env":{"A=":"b"}}]`, `replica_groups[0].env.A=: "A=" is not valid; allowed: a name of letters, digits and '_' that does not start with a digit`},
+		{"group with bad resources", `"name":"web","replica_groups":[{"role":"a","count":1,"resources":{"pids":-1}}]`, "replica_groups[0].resources.pids: -1 is not valid; allowed: processes and threads, from 0 to 4194304"},
 		{"role twice", `"name":"web","replica_groups":[{"role":"a","count":1},{"role":"a","count":1}]`, `replica_groups[1].role: "a" is not valid; allowed: a role that no other group has`},
 		{"too many groups", `"name":"web","replica_groups":[` + strings.Repeat(`{"role":"a"},`, 64) + `{"role":"a"}]`, "replica_groups: 65 groups is not valid; allowed: 1 to 64 groups"},
 		{"selector", `"name":"web","replicas":1,"node_selector":"rack in ("`, `node_selector: "rack in (" is not valid; allowed: a Kubernetes label selector, such as "rack in (a,b),disk=ssd"`},
@@ -108,7 +115,7 @@ func TestEachNodeIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := rc.RC{ID: "a"}
-	spec.Apply(&r, "d")
+	spec.Apply(&r, rc.Digests{Base: "d"})
 	if err := r.Check(); err != nil || !r.EachNode() || r.ReplicaGroups != nil || r.ReplacesLost() || r.Surge() != 0 {
 		t.Errorf("%v: %+v", err, r)
 	}
@@ -132,7 +139,7 @@ func TestApply(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := record()
-	spec.Apply(&r, "d")
+	spec.Apply(&r, rc.Digests{Base: "d"})
 	want := rc.RC{
 		ID: r.ID, Name: "web", ManifestDigest: "d", NodeSelector: "a=b", Spread: "rack", Strategy: rc.Dynamic,
 		ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: ptr(2)}},

@@ -71,7 +71,7 @@ Examples:
 func readApply(c *cli.Context) (w applyRequest, err error) {
 	w.massStop = c.Bool("allow-mass-stop")
 	if w.spec, err = readSpec(c); err == nil {
-		w.signature, err = signatureOf(c, w.spec.Pod)
+		w.signatures, err = signaturesOf(c, manifestsOf(w.spec))
 	}
 	return w, err
 }

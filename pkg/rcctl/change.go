@@ -15,46 +15,69 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // change is what one command does to one controller. It is computed without I/O and may be computed again from a newer
 // record.
 type change struct {
-	what     string // for the audit record
-	rc       rc.RC  // as it shall be; generation included, author not
-	manifest []byte // canonical JSON to store; nil when the manifest stays
-	// signature is what is stored with the manifest; empty: what is there stays.
-	signature string
-	signOnly  bool // nothing but the signature changes: the record stays as it is
+	what string // for the audit record
+	rc   rc.RC  // as it shall be; generation included, author not
+	// manifests are what is to be stored, the controller's own first; none when they stay.
+	manifests []store.DeployManifest
+	signOnly  bool // nothing but signatures changes: the record stays as it is
 	lines     []string
 	none      bool // the record already asks for this: nothing is written
 }
 
 // current is what a change is computed from.
 type current struct {
-	rc       *rc.RC             // nil: there is no controller of this name
-	manifest *manifest.Manifest // nil: missing or unreadable, so it must be written
-	// signature is that of manifest, and next that which is stored already with the manifest of the change, if any.
-	signature, next string
+	rc        *rc.RC             // nil: there is no controller of this name
+	manifest  *manifest.Manifest // nil: missing or unreadable, so it must be written
+	signature string             // of manifest
+	// stored are the signatures, or "", of those manifests of the change that are stored already, by digest.
+	stored map[string]string
 	// found: pods of it were found running and stay as they are until the record is written again (R2).
 	found bool
 }
 
+// lacks reports whether the manifest of a group is missing or unreadable.
+func (cur *current) lacks(digests rc.Digests) bool {
+	return slices.ContainsFunc(digests.All()[1:], func(digest string) bool {
+		_, is := cur.stored[digest]
+		return !is
+	})
+}
+
+// signed returns a line for each manifest of a change whose signature is another than before.
+func (cur *current) signed(manifests []store.DeployManifest) []string {
+	var lines []string
+	for i, m := range manifests {
+		what, was := "signature", cur.signature
+		if i > 0 {
+			what, was = "signature of manifest "+m.Digest, cur.stored[m.Digest]
+		}
+		if before, after := describeSignature(was), describeSignature(cmp.Or(m.Signature, cur.stored[m.Digest])); before != after {
+			lines = append(lines, fmt.Sprintf("%s: %s -> %s", what, before, after))
+		}
+	}
+	return lines
+}
+
 // applyRequest is what a user asks for.
 type applyRequest struct {
-	spec      *rc.Spec
-	signature string // of the pod's manifest; empty: the stored one stays
-	massStop  bool   // let the farms stop as many pods at once as this change takes
+	spec       *rc.Spec
+	signatures map[string]string // by digest of the manifest; where there is none the stored one stays
+	massStop   bool              // let the farms stop as many pods at once as this change takes
 }
 
 // computeApply makes the record ask for what the document says. It may be refused.
 func computeApply(w applyRequest, cur current, newID string) (change, error) {
 	spec := w.spec
-	canonical, err := spec.Pod.Canonical()
+	digests, canonical, err := rc.Manifests(spec.Pod, spec.ReplicaGroups)
 	if err != nil {
 		return change{}, err
 	}
-	digest := manifest.Digest(canonical)
 	var after rc.RC
 	if cur.rc != nil {
 		if err := deleting(cur.rc, "apply again when it is gone: rcctl rc delete "+cur.rc.ID+" --wait"); err != nil {
@@ -64,13 +87,19 @@ func computeApply(w applyRequest, cur current, newID string) (change, error) {
 	} else {
 		after.ID = newID
 	}
-	spec.Apply(&after, digest)
-	c := change{what: "apply", rc: after, manifest: canonical, signature: newSignature(w.signature, cur.next, canonical)}
+	spec.Apply(&after, digests)
+	c := change{what: "apply", rc: after}
+	signed := false
+	for _, digest := range digests.All() {
+		m := store.DeployManifest{Digest: digest, Canonical: canonical[digest], Signature: newSignature(w.signatures[digest], cur.stored[digest], canonical[digest])}
+		signed = signed || m.Signature != ""
+		c.manifests = append(c.manifests, m)
+	}
 	if cur.rc == nil {
 		c.what = "create"
 	}
 	c.lines = differences(cur.rc, cur.manifest, &after, spec.Pod)
-	stays := cur.rc != nil && unchanged(cur.rc, &after, w.massStop) && cur.manifest != nil
+	stays := cur.rc != nil && unchanged(cur.rc, &after, w.massStop) && cur.manifest != nil && !cur.lacks(digests)
 	if cur.rc != nil && !stays {
 		if err := inRollout(cur.rc, "change"); err != nil {
 			return change{}, err
@@ -79,16 +108,14 @@ func computeApply(w applyRequest, cur current, newID string) (change, error) {
 	switch {
 	case stays && cur.found:
 		c.lines = []string{"pods that were found running: as they were -> as this asks for"}
-	case stays && c.signature == "":
-		c.none, c.manifest = true, nil
+	case stays && !signed:
+		c.none, c.manifests = true, nil
 	case stays:
 		c.what, c.signOnly = "sign", true
-	case cur.rc != nil && cur.manifest == nil && cur.rc.ManifestDigest == digest:
+	case cur.rc != nil && cur.rc.Digests().Equal(digests) && (cur.manifest == nil || cur.lacks(digests)):
 		c.lines = []string{"manifest: its record was missing or unreadable -> written again"}
 	}
-	if before, after := describeSignature(cur.signature), describeSignature(cmp.Or(c.signature, cur.next)); before != after {
-		c.lines = append(c.lines, fmt.Sprintf("signature: %s -> %s", before, after))
-	}
+	c.lines = append(c.lines, cur.signed(c.manifests)...)
 	if !c.signOnly {
 		c.next(w.massStop)
 	}

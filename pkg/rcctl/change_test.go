@@ -51,11 +51,11 @@ func TestApplyProperties(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		first, second := specs.Draw(rt, "first"), specs.Draw(rt, "second")
 		made, err := computeApply(applyRequest{spec: first}, current{}, "id")
-		if err != nil || made.none || made.what != "create" || made.rc.Generation != 1 || made.manifest == nil || len(made.lines) == 0 {
+		if err != nil || made.none || made.what != "create" || made.rc.Generation != 1 || len(made.manifests) == 0 || len(made.lines) == 0 {
 			rt.Fatalf("%+v, %v", made, err)
 		}
 		again, err := computeApply(applyRequest{spec: first}, current{rc: &made.rc, manifest: first.Pod}, "other")
-		if err != nil || !again.none || again.manifest != nil || len(again.lines) > 0 || again.rc.Generation != 1 {
+		if err != nil || !again.none || again.manifests != nil || len(again.lines) > 0 || again.rc.Generation != 1 {
 			rt.Fatalf("%+v, %v", again, err)
 		}
 		found, err := computeApply(applyRequest{spec: first}, current{rc: &made.rc, manifest: first.Pod, found: true}, "other")
@@ -145,8 +145,8 @@ func TestMassStopIsForOneGeneration(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, signature := range []string{"", "new"} {
-		again, err = computeApply(applyRequest{spec: spec, massStop: true, signature: signature}, current{rc: &made.rc, manifest: spec.Pod}, "")
-		if err != nil || again.none || again.signOnly || again.what != "apply" || again.rc.AllowMassStop != 2 || again.manifest == nil || again.lines[len(again.lines)-1] != said[0] {
+		again, err = computeApply(applyRequest{spec: spec, massStop: true, signatures: map[string]string{made.rc.ManifestDigest: signature}}, current{rc: &made.rc, manifest: spec.Pod}, "")
+		if err != nil || again.none || again.signOnly || again.what != "apply" || again.rc.AllowMassStop != 2 || again.manifests == nil || again.lines[len(again.lines)-1] != said[0] {
 			t.Errorf("signature %q: %+v, %v", signature, again, err)
 		}
 	}
@@ -162,7 +162,7 @@ func TestDisable(t *testing.T) {
 		t.Fatal(err)
 	}
 	off, err := computeDisable(made.rc, true, false)
-	if err != nil || off.none || off.what != "disable" || !off.rc.Disabled || off.rc.Generation != 2 || off.rc.Toggled != 1 || off.manifest != nil {
+	if err != nil || off.none || off.what != "disable" || !off.rc.Disabled || off.rc.Generation != 2 || off.rc.Toggled != 1 || off.manifests != nil {
 		t.Errorf("%+v, %v", off, err)
 	}
 	if diff := cmp.Diff([]string{"disabled: (none) -> true"}, off.lines); diff != "" {

@@ -43,10 +43,19 @@ func decodeSpec(c *cli.Context, source string, converted []byte) (*rc.Spec, erro
 	return spec, err
 }
 
-// readManifest reads, converts and validates the manifest that -f names, alone or as the pod of a controller. Its errors
-// are *usageError and *inputError.
+// readManifest is readManifests for that of the pod alone.
 func readManifest(c *cli.Context) (*manifest.Manifest, error) {
-	return readInput(c, func(source string, data []byte) (*manifest.Manifest, error) {
+	all, err := readManifests(c)
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
+}
+
+// readManifests reads, converts and validates the manifest that -f names, alone or as the pod of a controller; then those of its groups
+// follow. Its errors are *usageError and *inputError.
+func readManifests(c *cli.Context) ([]*manifest.Manifest, error) {
+	return readInput(c, func(source string, data []byte) ([]*manifest.Manifest, error) {
 		converted, err := document.ToJSON(data, manifestAllowed)
 		if err != nil {
 			return nil, err
@@ -56,13 +65,14 @@ func readManifest(c *cli.Context) (*manifest.Manifest, error) {
 			Manifest json.RawMessage `json:"manifest"`
 		}
 		if json.Unmarshal(converted, &top) != nil || top.Pod == nil && top.Manifest == nil {
-			return manifest.Decode(converted)
+			m, err := manifest.Decode(converted)
+			return []*manifest.Manifest{m}, err
 		}
 		spec, err := decodeSpec(c, source, converted)
 		if err != nil {
 			return nil, err
 		}
-		return spec.Pod, nil
+		return manifestsOf(spec), nil
 	})
 }
 

@@ -99,6 +99,11 @@ func writeRC(w io.Writer, v inspect.RCView, st inspect.StatusView, colours bool,
 		line("Deleted", "%s ago", inspect.Age(now, *v.DeletedAt))
 	}
 	line("Manifest", "%s", inspect.Short(v.ManifestDigest))
+	for _, g := range v.ReplicaGroups {
+		if digest := v.GroupManifests[g.Role]; digest != "" {
+			line("Manifest of "+g.Role, "%s (%s of its own)", inspect.Short(digest), strings.Join(ownOf(&g), ", "))
+		}
+	}
 	if v.Manifest != nil {
 		for _, l := range v.Manifest.Launchables {
 			line("  "+l.Name, "%s %s", l.Artifact.Kind, l.Artifact.URL)
@@ -108,6 +113,21 @@ func writeRC(w io.Writer, v inspect.RCView, st inspect.StatusView, colours bool,
 		return err
 	}
 	return writeStatus(w, st, colours, now)
+}
+
+// ownOf names what a group's manifest has of its own.
+func ownOf(g *rc.ReplicaGroup) []string {
+	var own []string
+	if len(g.Env) > 0 {
+		own = append(own, "env")
+	}
+	if g.Command != "" {
+		own = append(own, "command")
+	}
+	if g.Resources != nil {
+		own = append(own, "resources")
+	}
+	return own
 }
 
 func listCommand() *cli.Command {

@@ -168,6 +168,13 @@ func dryRun(c *cli.Context, std *stdio, s *conn, spec *rc.Spec) error {
 	if err != nil {
 		return err
 	}
+	digests, _, err := rc.Manifests(spec.Pod, spec.ReplicaGroups)
+	if err != nil {
+		return err
+	}
+	if err := cur.readStored(c.Context, s, digests); err != nil {
+		return err
+	}
 	done, err := computeApply(applyRequest{spec: spec, massStop: c.Bool("allow-mass-stop")}, cur, "")
 	switch {
 	case err != nil:

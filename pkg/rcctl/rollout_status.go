@@ -99,7 +99,7 @@ func revisionPods(ctx context.Context, s *conn, v *inspect.RolloutView, r *inspe
 	if r.Direction != rollout.Up {
 		return nil
 	}
-	worst, says := inspect.Failing(placements, realities, rec.Value.ManifestDigest)
+	worst, says := inspect.Failing(placements, realities, rec.Value.Digests())
 	process, wrote := inspect.LastWords(worst, &says)
 	if !wrote {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -15,7 +16,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
-	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -120,13 +120,11 @@ func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned
 		return nil, err
 	}
 	if key := d.flags.String("sign-key"); key != "" {
-		canonical, err := resolved.Pod.Canonical()
+		signatures, err := signAll(d.flags, manifestsOf(resolved.RCSpec(resolved.Name)), key)
 		if err != nil {
 			return nil, err
 		}
-		if d.client.Signatures[manifest.Digest(canonical)], err = signWith(d.flags, resolved.Pod, key); err != nil {
-			return nil, err
-		}
+		maps.Copy(d.client.Signatures, signatures)
 	}
 	strategy := d.rolling
 	deployment := plan.NewDeployment(d.client, *resolved, &strategy)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/preparer/trust"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 func signCommand() *cli.Command {
@@ -18,7 +20,8 @@ func signCommand() *cli.Command {
 		Name: "sign", Usage: "sign a pod's manifest with an SSH key; needs no Consul",
 		UsageText: "rcctl sign -f FILE --key KEY",
 		Description: `Reads a manifest, or the document of an rc with one as its pod, and prints the armored signature of its canonical
-bytes, as ssh-keygen -Y sign -n rcfarm-manifest would. A key with a passphrase, or the public half of a key, is used
+bytes, as ssh-keygen -Y sign -n rcfarm-manifest would, and one more for each other manifest that the rc's replica
+groups have. A key with a passphrase, or the public half of a key, is used
 through the ssh-agent of SSH_AUTH_SOCK. Nodes with a trust policy that requires it run signed manifests only.
 
 Examples:
@@ -34,15 +37,17 @@ func runSign(c *cli.Context, std *stdio) error {
 	if c.String("key") == "" {
 		return badFlag(c, "--key", "", "the file of an SSH key, such as ~/.ssh/id_ed25519")
 	}
-	m, err := readManifest(c)
+	manifests, err := readManifests(c)
 	if err != nil {
 		return err
 	}
-	armored, err := signWith(c, m, c.String("key"))
-	if err != nil {
-		return err
+	for _, m := range manifests {
+		armored, err := signWith(c, m, c.String("key"))
+		if err != nil {
+			return err
+		}
+		fmt.Fprint(std.out, armored)
 	}
-	fmt.Fprint(std.out, armored)
 	return nil
 }
 
@@ -64,29 +69,76 @@ func signWith(c *cli.Context, m *manifest.Manifest, key string) (armored string,
 
 func signatureFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "signature", Usage: "`FILE` with a signature of the pod's manifest, from rcctl sign (default: the stored one stays)"},
-		&cli.StringFlag{Name: "sign-key", Usage: "`FILE` with an SSH key to sign the pod's manifest with"},
+		&cli.StringFlag{Name: "signature", Usage: "`FILE` with signatures of the pods' manifests, from rcctl sign (default: the stored ones stay)"},
+		&cli.StringFlag{Name: "sign-key", Usage: "`FILE` with an SSH key to sign the pods' manifests with"},
 	}
 }
 
-// signatureOf returns the signature that flags ask for, empty where they ask for none. One that is read must fit.
-func signatureOf(c *cli.Context, m *manifest.Manifest) (string, error) {
+// manifestsOf returns the manifests that a document makes: that of its pod, then those of groups that have another.
+func manifestsOf(spec *rc.Spec) []*manifest.Manifest {
+	all := []*manifest.Manifest{spec.Pod}
+	for i := range spec.ReplicaGroups {
+		if m := rc.GroupManifest(spec.Pod, &spec.ReplicaGroups[i]); m != spec.Pod {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
+// signaturesOf returns the signatures that flags ask for, by the digests of their manifests; none where they ask for none. Those that are
+// read must be of these manifests, and of all of them.
+func signaturesOf(c *cli.Context, manifests []*manifest.Manifest) (map[string]string, error) {
 	file, key := c.String("signature"), c.String("sign-key")
 	switch {
 	case file != "" && key != "":
-		return "", usagef(c, "--signature together with --sign-key; allowed: one of them")
+		return nil, usagef(c, "--signature together with --sign-key; allowed: one of them")
 	case key != "":
-		return signWith(c, m, key)
+		return signAll(c, manifests, key)
 	case file == "":
-		return "", nil
+		return nil, nil
 	case file == "-" && c.String("file") == "-":
-		return "", usagef(c, "--signature and --file both read standard input; allowed: one of them")
+		return nil, usagef(c, "--signature and --file both read standard input; allowed: one of them")
 	}
-	canonical, err := m.Canonical()
-	if err != nil {
-		return "", err
+	return readFile(c, file, func(_ string, data []byte) (map[string]string, error) { return matched(string(data), manifests) })
+}
+
+// signAll signs manifests. The signatures come by the digests.
+func signAll(c *cli.Context, manifests []*manifest.Manifest, key string) (map[string]string, error) {
+	signatures := map[string]string{}
+	for _, m := range manifests {
+		canonical, err := m.Canonical()
+		if err != nil {
+			return nil, err
+		}
+		if signatures[manifest.Digest(canonical)], err = signWith(c, m, key); err != nil {
+			return nil, err
+		}
 	}
-	return readFile(c, file, func(_ string, data []byte) (string, error) { return string(data), fits(string(data), canonical) })
+	return signatures, nil
+}
+
+// endOfSignature is the last line of an armored signature.
+const endOfSignature = "-----END SSH SIGNATURE-----"
+
+// matched gives each manifest the signature of a text that is its own.
+func matched(text string, manifests []*manifest.Manifest) (map[string]string, error) {
+	signatures := map[string]string{}
+	left := strings.SplitAfter(strings.TrimSpace(text), endOfSignature)
+	if len(left) > 1 && strings.TrimSpace(left[len(left)-1]) == "" {
+		left = left[:len(left)-1]
+	}
+	for _, m := range manifests {
+		canonical, err := m.Canonical()
+		if err != nil {
+			return nil, err
+		}
+		at := slices.IndexFunc(left, func(armored string) bool { return fits(armored, canonical) == nil })
+		if at < 0 {
+			return nil, fits(left[0], canonical)
+		}
+		signatures[manifest.Digest(canonical)] = strings.TrimLeft(left[at], "\n") + "\n"
+	}
+	return signatures, nil
 }
 
 func fits(armored string, canonical []byte) error {

@@ -61,10 +61,10 @@ func (s *conn) write(ctx context.Context, compute compute) (c change, err error)
 		}
 		audit := store.NewAudit(by, c.what, c.rc.ID, c.lines)
 		if c.signOnly {
-			err = s.Operator.SignManifest(ctx, c.rc.ID, c.rc.ManifestDigest, c.manifest, c.signature, audit)
+			err = s.Operator.SignManifests(ctx, c.rc.ID, c.manifests, audit)
 		} else {
 			c.rc.ChangedBy = by
-			err = s.Operator.ChangeRC(ctx, store.RCChange{RC: c.rc, Index: index, Manifest: c.manifest, Signature: c.signature, Audit: audit})
+			err = s.Operator.ChangeRC(ctx, store.RCChange{RC: c.rc, Index: index, Manifests: c.manifests, Audit: audit})
 		}
 		err = s.did(fmt.Sprintf("rc %s: %s, generation %d", c.rc.Name, c.what, c.rc.Generation), "rcctl audit --rc "+c.rc.ID, err)
 		switch {
@@ -104,11 +104,10 @@ func (s *conn) ensureSchema(ctx context.Context) error {
 // writeApply applies a document. existing says what to do with a controller that is already there; nil changes it.
 func writeApply(ctx context.Context, s *conn, w applyRequest, existing func(*rc.RC) error) (change, error) {
 	id := store.NewID() // the same for every try: a creation whose outcome was unknown is found again
-	canonical, err := w.spec.Pod.Canonical()
+	digests, _, err := rc.Manifests(w.spec.Pod, w.spec.ReplicaGroups)
 	if err != nil {
 		return change{}, err
 	}
-	digest := manifest.Digest(canonical)
 	return s.write(ctx, func(ctx context.Context) (change, uint64, error) {
 		cur, index, err := readCurrent(ctx, s, w.spec.Name)
 		switch {
@@ -116,10 +115,9 @@ func writeApply(ctx context.Context, s *conn, w applyRequest, existing func(*rc.
 			return change{}, 0, err
 		case cur.rc != nil && existing != nil:
 			return change{}, 0, existing(cur.rc)
-		case cur.rc == nil || cur.rc.ManifestDigest != digest:
-			if _, cur.next, err = readable(s.SignedManifest(ctx, digest)); err != nil {
-				return change{}, 0, err
-			}
+		}
+		if err := cur.readStored(ctx, s, digests); err != nil {
+			return change{}, 0, err
 		}
 		c, err := computeApply(w, cur, id)
 		return c, index, err
@@ -139,13 +137,30 @@ func readCurrent(ctx context.Context, s *conn, name string) (cur current, index 
 	if cur.manifest, cur.signature, err = readable(s.SignedManifest(ctx, rec.Value.ManifestDigest)); err != nil {
 		return cur, 0, err
 	}
-	cur.next = cur.signature
 	st, err := s.Statuses.Get(ctx, store.Default, cur.rc.ID)
 	if errors.Is(err, store.ErrNotFound) || isCorrupt(err) {
 		return cur, rec.Index, nil
 	}
 	cur.found = st.Value.ObservedGeneration == cur.rc.Generation && st.Value.Is(rc.Regressed) // as its owner saw it at the present generation
 	return cur, rec.Index, err
+}
+
+// readStored reads what is stored already of a change's manifests.
+func (cur *current) readStored(ctx context.Context, s *conn, digests rc.Digests) error {
+	cur.stored = map[string]string{}
+	for _, digest := range digests.All() {
+		m, signature, err := cur.manifest, cur.signature, error(nil)
+		if cur.rc == nil || cur.rc.ManifestDigest != digest {
+			m, signature, err = readable(s.SignedManifest(ctx, digest))
+		}
+		switch {
+		case err != nil:
+			return err
+		case m != nil:
+			cur.stored[digest] = signature
+		}
+	}
+	return nil
 }
 
 // readable turns a manifest that is missing or corrupt into nil: then it is written again.

@@ -359,7 +359,7 @@ func (w *Work) backTo() {
 	r, up := w.Record, w.Upward()
 	r.Groups = field.Copy(up.Before)
 	if r.Strategy == InPlaceStrategy {
-		r.Groups = field.Copy(up.Ctrl.ReplicaGroups)
+		r.Groups = rc.Counts(up.Ctrl.ReplicaGroups)
 	}
 	n := r.Total()
 	up.final(n)

@@ -127,7 +127,7 @@ func (w *Work) beginScaling(s Start, running *Record, effect int64) error {
 			return fmt.Errorf("%w: %s is the new revision and an old one", ErrRefused, o.RC.Name)
 		}
 		v := Revision{
-			RC: o.RC.ID, Name: o.RC.Name, Rev: revisionOf(o.RC), Manifest: o.RC.ManifestDigest, Direction: Down, Before: field.Copy(o.RC.ReplicaGroups),
+			RC: o.RC.ID, Name: o.RC.Name, Rev: revisionOf(o.RC), Manifest: o.RC.ManifestDigest, Direction: Down, Before: rc.Counts(o.RC.ReplicaGroups),
 			Abandoned: revisionOf(o.RC) != effect, Standby: s.standsBy(&o.RC, w.Record.Strategy, effect),
 		}
 		if running != nil && !v.Abandoned {
@@ -221,7 +221,7 @@ func (w *Work) beginInPlace(s Start, running *Record) error {
 	}
 	was := s.Old[0].RC
 	v := Revision{
-		RC: was.ID, Name: s.New.Name, Rev: revisionOf(s.New), Manifest: s.New.ManifestDigest, Direction: Up, Before: field.Copy(was.ReplicaGroups),
+		RC: was.ID, Name: s.New.Name, Rev: revisionOf(s.New), Manifest: s.New.ManifestDigest, Direction: Up, Before: rc.Counts(was.ReplicaGroups),
 	}
 	v.final(w.Record.Total())
 	w.Record.Revisions = []Revision{v}
@@ -230,10 +230,10 @@ func (w *Work) beginInPlace(s Start, running *Record) error {
 		before = field.Copy(*running.Before)
 	}
 	w.Record.Before = &before
-	from, limit := pastUpgrade(&was, s.New.ManifestDigest)
+	from, limit := pastUpgrade(&was, s.New.Digests())
 	m := newMember(&w.Record.Revisions[0], s.Old[0], s.Epoch)
 	next := field.Copy(s.New)
-	next.Generation, next.InPlace = was.Generation, &rc.InPlace{From: from, Limit: min(limit, w.Record.Total())}
+	next.Generation, next.InPlace = was.Generation, &rc.InPlace{From: from.Base, FromGroups: from.Groups, Limit: min(limit, w.Record.Total())}
 	if next.MinAvailable == nil && (s.Knobs.MinAvailable != nil || s.Knobs.MaxUnavailable != nil) {
 		least := w.Record.Update.Min
 		next.MinAvailable = &least
@@ -245,7 +245,7 @@ func (w *Work) beginInPlace(s Start, running *Record) error {
 
 // ordered returns the groups in the order in which they roll.
 func ordered(groups []rc.ReplicaGroup, order []string) ([]rc.ReplicaGroup, error) {
-	out := field.Copy(groups)
+	out := rc.Counts(groups)
 	at := map[string]int{}
 	for i, role := range order {
 		if !slices.ContainsFunc(groups, func(g rc.ReplicaGroup) bool { return g.Role == role }) {

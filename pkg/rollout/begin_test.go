@@ -155,6 +155,26 @@ func TestUpgradeAfterOneThatWasGivenUp(t *testing.T) {
 	}
 }
 
+// An upgrade of a group's own manifest knows what each group had, and goes back to that; the record of the rollout has counts alone.
+func TestUpgradeOfOneGroup(t *testing.T) {
+	start := upgrading(rollout.Knobs{}, nil, "d1", "d1")
+	role := start.New.ReplicaGroups[0].Role
+	start.Old[0].RC.GroupManifests = map[string]string{role: "g1"}
+	start.New.GroupManifests = map[string]string{role: "g2"}
+	start.New.ReplicaGroups[0].Env = map[string]string{"MODE": "new"}
+	started, err := rollout.Begin(start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &rc.InPlace{From: "d1", FromGroups: map[string]string{role: "g1"}}
+	if got := started.RCs[0]; !cmp.Equal(want, got.InPlace) || got.ManifestOf(role) != "g2" || got.ReplicaGroups[0].Env["MODE"] != "new" {
+		t.Errorf("%+v, %+v", got.InPlace, got)
+	}
+	if started.Record.Groups[0].Env != nil || started.Record.Revisions[0].Before[0].Env != nil {
+		t.Errorf("%+v", started.Record)
+	}
+}
+
 func TestMinimumOfAnUpgradeInPlace(t *testing.T) {
 	for _, tt := range []struct {
 		k    rollout.Knobs

@@ -55,21 +55,21 @@ func (inPlace) Reverse(w *Work) bool {
 	was.Service, was.Mutator, was.DeletedAt = m.Ctrl.Service, m.Ctrl.Mutator, m.Ctrl.DeletedAt
 	was.InPlace = &rc.InPlace{Limit: max(0, was.Desired()-limit)}
 	m.Ctrl, w.Record.Before = was, nil
-	w.Record.Groups, m.Manifest, m.Target = field.Copy(was.ReplicaGroups), was.ManifestDigest, nil
+	w.Record.Groups, m.Manifest, m.Target = rc.Counts(was.ReplicaGroups), was.ManifestDigest, nil
 	return true
 }
 
 // Rescale implements Strategy.
 func (inPlace) Rescale(w *Work) {
 	m, n := w.Upward(), w.Record.Total()
-	m.Ctrl.ReplicaGroups = inOrder(m.Ctrl.ReplicaGroups, w.Record.Groups)
+	m.Ctrl.ReplicaGroups = m.Ctrl.WithCounts(inOrder(m.Ctrl.ReplicaGroups, w.Record.Groups))
 	m.final(n)
 	if m.Target != nil {
 		less := min(*m.Target, n)
 		m.Target = &less
 	}
 	if b := w.Record.Before; b != nil {
-		b.ReplicaGroups = fit(b.ReplicaGroups, w.Record.Groups, n)
+		b.ReplicaGroups = b.WithCounts(fit(b.ReplicaGroups, w.Record.Groups, n))
 	}
 }
 
@@ -113,32 +113,32 @@ func (InPlaceStep) ModifyStatus(w *Work, up, down []*Member) { w.progress(up, do
 // ahead reports whether the controller is about to change in what its status speaks of.
 func (m *Member) ahead() bool {
 	a, b := m.Ctrl, m.read
-	if (a.InPlace == nil) != (b.InPlace == nil) || a.ManifestDigest != b.ManifestDigest || !m.caughtUp() {
+	if (a.InPlace == nil) != (b.InPlace == nil) || !a.Digests().Equal(b.Digests()) || !m.caughtUp() {
 		return true
 	}
 	return a.InPlace != nil && a.InPlace.Limit != b.InPlace.Limit
 }
 
-// pastUpgrade returns what a new upgrade in place begins with, from the controller as it is and the digest that it gets. A rollout that was given up
+// pastUpgrade returns what a new upgrade in place begins with, from the controller as it is and the manifests that it gets. A rollout that was given up
 // has left pods of two manifests: those that run the new one already are not taken back, and what the others get is never the new one.
-func pastUpgrade(was *rc.RC, digest string) (from string, limit int) {
-	from = was.ManifestDigest
+func pastUpgrade(was *rc.RC, next rc.Digests) (from rc.Digests, limit int) {
+	from = was.Digests()
 	p := was.InPlace
 	if p != nil && p.From != "" {
-		from = p.From
+		from = p.Former()
 	}
 	switch {
-	case p == nil && was.ManifestDigest == digest:
-		return "", was.Desired()
+	case p == nil && from.Equal(next):
+		return rc.Digests{}, was.Desired()
 	case p == nil:
 		return from, 0
-	case was.ManifestDigest == digest:
+	case was.Digests().Equal(next):
 		limit = p.Limit
-	case p.From == digest:
+	case p.Former().Equal(next):
 		limit = max(0, was.Desired()-p.Limit)
 	}
-	if from == digest {
-		from = ""
+	if from.Equal(next) {
+		from = rc.Digests{}
 	}
 	return from, limit
 }

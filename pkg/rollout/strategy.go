@@ -252,7 +252,7 @@ func (rolling) Reverse(w *Work) bool {
 	for _, m := range w.Members {
 		m.Target, m.Bounds = nil, nil
 		if m.Direction == Down {
-			m.Before = field.Copy(m.Ctrl.ReplicaGroups)
+			m.Before = rc.Counts(m.Ctrl.ReplicaGroups)
 			m.final(m.desired())
 		}
 	}

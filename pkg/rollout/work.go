@@ -159,7 +159,7 @@ func (m *Member) down() *Scale {
 // setCount gives a controller so many pods. One that grows fills its groups in their order, one that shrinks empties them in that order, so
 // that one role after the other changes over.
 func (m *Member) setCount(n int, groups []rc.ReplicaGroup) {
-	m.Ctrl.ReplicaGroups = fill(n, groups, m.Direction == Up)
+	m.Ctrl.ReplicaGroups = m.Ctrl.WithCounts(fill(n, groups, m.Direction == Up))
 }
 
 func fill(n int, groups []rc.ReplicaGroup, fromFirst bool) []rc.ReplicaGroup {

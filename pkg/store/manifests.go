@@ -58,11 +58,10 @@ func (s *db) manifestOf(found map[string]consul.Pair, digest string) (*manifest.
 	return m, rec.Value.Signature, nil
 }
 
-// SignManifest stores a signature of a controller's manifest, and nothing else: the digest stays, so no pod changes.
+// SignManifests stores signatures of a controller's manifests, and nothing else: the digests stay, so no pod changes.
 // Nodes that refused the manifest look at it again by themselves.
-func (s *Operator) SignManifest(ctx context.Context, rcID, digest string, canonical []byte, signature string, audit Audit) error {
-	m := DeployManifest{Digest: digest, Canonical: canonical, Signature: signature}
-	return s.change(ctx, "manifest "+digest, []consul.Op{s.ring(rcID)}, []DeployManifest{m}, nil, audit)
+func (s *Operator) SignManifests(ctx context.Context, rcID string, manifests []DeployManifest, audit Audit) error {
+	return s.change(ctx, "manifests of rc "+rcID, []consul.Op{s.ring(rcID)}, manifests, nil, audit)
 }
 
 // storeManifests returns what stores manifests, each once, and their keys.

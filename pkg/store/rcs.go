@@ -46,22 +46,17 @@ type Operator struct{ *db }
 
 // RCChange is one operator act on one controller.
 type RCChange struct {
-	RC        rc.RC  // as it shall be; its Generation must be one more than before
-	Index     uint64 // of the record that it was computed from; zero creates the controller and its name
-	Manifest  []byte // canonical JSON to store under RC.ManifestDigest; nil when the manifest does not change
-	Signature string // of Manifest; empty: the one that is stored with it stays
+	RC        rc.RC            // as it shall be; its Generation must be one more than before
+	Index     uint64           // of the record that it was computed from; zero creates the controller and its name
+	Manifests []DeployManifest // to store; none when no manifest changes
 	Audit     Audit
 }
 
-// ChangeRC writes a change with its manifest, bell and audit record, and for a new one the key of its drops, in one transaction. It returns ErrConflict when the
+// ChangeRC writes a change with its manifests, bell and audit record, and for a new one the key of its drops, in one transaction. It returns ErrConflict when the
 // record, or on creation the name, was changed by somebody else. An unknown outcome is found out before it returns: the
 // audit record tells whether the change landed, and the index check keeps a second landing out.
 func (s *Operator) ChangeRC(ctx context.Context, c RCChange) error {
-	var manifests []DeployManifest
-	if c.Manifest != nil {
-		manifests = []DeployManifest{{Digest: c.RC.ManifestDigest, Canonical: c.Manifest, Signature: c.Signature}}
-	}
-	return s.change(ctx, "rc "+c.RC.Name, nil, manifests, []Rec[rc.RC]{{Value: c.RC, Index: c.Index}}, c.Audit)
+	return s.change(ctx, "rc "+c.RC.Name, nil, c.Manifests, []Rec[rc.RC]{{Value: c.RC, Index: c.Index}}, c.Audit)
 }
 
 // rcOps lists what makes (index zero) or changes a controller.

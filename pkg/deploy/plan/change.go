@@ -97,10 +97,29 @@ func whatItTakes(path string, inPlace bool) (ChangeKind, string) {
 	case "update", "digests", "pre_deploy":
 		return NeedsUpdate, whyRollouts
 	case "replica_groups":
-		return NeedsUpdate, "pods are added or removed"
+		return whatGroupsTake(path, inPlace)
 	default:
 		return NeedsUpdate, "the controller changes, its pods stay"
 	}
+}
+
+// whatGroupsTake is whatItTakes for a field of a replica group.
+func whatGroupsTake(path string, inPlace bool) (ChangeKind, string) {
+	_, name, _ := strings.Cut(path, "].")
+	switch {
+	case isCount(path):
+		return NeedsUpdate, "pods are added or removed"
+	case slices.Contains([]string{"env", "command", "resources"}, topOf(name)):
+		return whatItTakes("pod", inPlace)
+	default:
+		return whatItTakes(topOf(name), inPlace)
+	}
+}
+
+// isCount reports whether a path leads to how many replicas of which roles there are.
+func isCount(path string) bool {
+	_, name, _ := strings.Cut(path, "].")
+	return topOf(path) == "replica_groups" && (name == "" || name == "role" || name == "count")
 }
 
 // topOf returns the name of the field of a record that a path leads into.

@@ -3,7 +3,6 @@ package plan
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
@@ -61,7 +60,7 @@ func (p *planner) refuseMidCourse(c course) error {
 		return p.refused(wait, "its rollout is rolling back")
 	}
 	for _, f := range p.change.Fields {
-		if c == rescale && !f.aboutRollouts() && !strings.HasPrefix(f.Path, "replica_groups") {
+		if c == rescale && !f.aboutRollouts() && !isCount(f.Path) {
 			return p.refused(wait, "a rollout is under way, and %s would change its controllers", f.Path)
 		}
 	}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
@@ -54,8 +53,8 @@ type planner struct {
 	spec      *record.ServiceSpec
 	knobs     rollout.Knobs // in effect
 	change    SpecChange
-	canonical []byte
-	digest    string
+	digests   rc.Digests
+	canonical map[string][]byte // manifests by digest
 	draft     *draft
 	preDeploy *rollout.PreDeploy
 }
@@ -86,11 +85,11 @@ func (r *RollingStrategy) Plan(_ context.Context, client Client, svc *record.Ser
 }
 
 func (r *RollingStrategy) planner(client Client, svc *record.Service, spec *record.ServiceSpec) (*planner, error) {
-	canonical, err := spec.Pod.Canonical()
+	digests, canonical, err := rc.Manifests(spec.Pod, spec.Groups())
 	if err != nil {
 		return nil, err
 	}
-	p := &planner{RollingStrategy: r, client: client, svc: svc, spec: spec, knobs: spec.Knobs(), canonical: canonical, digest: manifest.Digest(canonical)}
+	p := &planner{RollingStrategy: r, client: client, svc: svc, spec: spec, knobs: spec.Knobs(), canonical: canonical, digests: digests}
 	if r.Override != "" {
 		p.knobs.Strategy, p.knobs.Order = r.Override, ""
 	}
@@ -140,9 +139,9 @@ func (p *planner) course() course {
 		return recreate
 	case p.ForceRecreate || p.change.Kind == NeedsRecreate && !isInPlace:
 		return recreate
-	case isInPlace && p.current.RC.ManifestDigest != p.digest && p.unattached():
+	case isInPlace && p.otherPods() && p.unattached():
 		return recreate
-	case isInPlace && p.current.RC.ManifestDigest != p.digest:
+	case isInPlace && p.otherPods():
 		return inPlace
 	case p.svc.Rollout != nil:
 		return p.midCourse()
@@ -158,6 +157,9 @@ func (p *planner) course() course {
 		return nothing
 	}
 }
+
+// otherPods reports whether the controller's pods run other manifests than the document asks for.
+func (p *planner) otherPods() bool { return !p.current.RC.Digests().Equal(p.digests) }
 
 // unfinished reports whether the rollout to what is in effect failed, or was aborted before it had pods: another revision tries again, in stages and after
 // pre_deploy. Pods that must stay where they are have no successors: where some have run, pre_deploy has, too.
@@ -196,14 +198,14 @@ func (p *planner) midCourse() course {
 // drifted reports whether a controller does not ask for what its document says.
 func (p *planner) drifted() bool {
 	want, is := p.controller(p.current.RC), p.current.RC
-	return want.ManifestDigest != is.ManifestDigest || !slices.EqualFunc(want.ReplicaGroups, is.ReplicaGroups, func(a, b rc.ReplicaGroup) bool {
+	return p.otherPods() || !slices.EqualFunc(want.ReplicaGroups, is.ReplicaGroups, func(a, b rc.ReplicaGroup) bool {
 		return a.Role == b.Role && a.Count != nil && b.Count != nil && *a.Count == *b.Count
 	})
 }
 
 // controller returns a controller's record as the document wants it.
 func (p *planner) controller(r rc.RC) rc.RC {
-	p.spec.RCSpec(r.Name).Apply(&r, p.digest)
+	p.spec.RCSpec(r.Name).Apply(&r, p.digests)
 	r.Labels = field.Merge(r.Labels, map[string]string{record.ServiceLabel: p.spec.Name})
 	r.MinAvailable = p.knobs.MinAvailable
 	return r
@@ -276,7 +278,7 @@ func (p *planner) record(id string, number int64, target *rc.RC) {
 	now := p.now().UTC()
 	p.draft.Deployed = record.Deployed{ID: id, Service: p.spec.Name, Revision: number, RC: target.ID, Spec: *p.spec, By: p.By, At: now}
 	p.draft.Entry = record.Entry{
-		Service: p.spec.Name, Revision: number, RC: target.ID, Name: target.Name, Manifest: p.digest, Digests: record.DigestsOf(p.spec.Pod), Spec: *p.spec,
+		Service: p.spec.Name, Revision: number, RC: target.ID, Name: target.Name, Manifest: p.digests.Base, Digests: record.DigestsOf(p.spec.Pod), Spec: *p.spec,
 		By: p.By, At: now,
 	}
 	for _, f := range p.change.Fields {
@@ -300,8 +302,10 @@ func (p *planner) forgotten(number int64) []int64 {
 // writes lists the operations that write, but the last of them.
 func (p *planner) writes(c course, target *rc.RC) []Operation {
 	var ops []Operation
-	if c == first || c == recreate || p.current.RC.ManifestDigest != p.digest {
-		ops = append(ops, p.draft.createManifest(p.digest, p.spec.Pod.ID, p.canonical))
+	if c == first || c == recreate || p.otherPods() {
+		for _, digest := range p.digests.All() {
+			ops = append(ops, p.draft.createManifest(digest, p.spec.Pod.ID, p.canonical[digest]))
+		}
 	}
 	if p.spec.PreDeploy != nil && (c == first || c == recreate || c == inPlace) {
 		ops = append(ops, p.preDeployment(target)...)

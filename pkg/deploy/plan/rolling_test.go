@@ -186,6 +186,13 @@ func TestPlans(t *testing.T) {
 			"~ change controller web-r1", "~ scale a of controller web-r1 from 0 to 1", "~ scale main of controller web-r1 from 3 to 0",
 			"~ record the document of service web, revision 1",
 		}},
+		{"a group of its own", one, []string{`replicas=null`, `replica_groups=[{"role": "main", "count": 3, "env": {"A": "b"}}]`}, nil, slices.Concat(upgrade[:1], upgrade)},
+		{
+			"a group of its own, in place", one,
+			[]string{`replicas=null`, `update.strategy="in-place"`, `replica_groups=[{"role": "main", "count": 3, "env": {"A": "b"}}]`},
+			nil,
+			[]string{"+ create manifest  of pod web", "+ create manifest  of pod web", "~ start rollout in-place", "  -/+ upgrade in place 3 pods of web-r1"},
+		},
 		{"old ones first", one, []string{newManifest, `update.order="stop-first"`}, nil, slices.Replace(slices.Clone(upgrade), 2, 3, "~ start rollout resourceutil")},
 		{
 			"another strategy this time", one,

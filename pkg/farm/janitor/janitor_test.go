@@ -115,7 +115,7 @@ func apply(t *testing.T, st *store.Store, id, version string) (digest string) {
 	}
 	digest = manifest.Digest(canonical)
 	r := rc.RC{ID: id, Name: id, ManifestDigest: digest, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}, Generation: rec.Value.Generation + 1}
-	err = st.Operator.ChangeRC(t.Context(), store.RCChange{RC: r, Index: rec.Index, Manifest: canonical, Audit: store.NewAudit("test", "apply", id, nil)})
+	err = st.Operator.ChangeRC(t.Context(), store.RCChange{RC: r, Index: rec.Index, Manifests: []store.DeployManifest{{Digest: digest, Canonical: canonical}}, Audit: store.NewAudit("test", "apply", id, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}

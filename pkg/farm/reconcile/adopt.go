@@ -46,14 +46,14 @@ func (c adoption) adoptAs(o *Orphan, p *Pod, reason string) {
 	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == o.Node })
 	next.Node, next.PodID, next.Digest, next.Ports = o.Node, o.PodID, o.Digest, o.Ports
 	next.Labels = c.s.RC.PodLabelSet(o.PodID, nil)
-	if m := cmp.Or(c.s.ManifestOf(o.Digest), c.s.Manifest); m != nil {
+	if m := cmp.Or(c.s.ManifestOf(o.Digest), c.s.ManifestOf(c.s.RC.ManifestOf(o.Role))); m != nil {
 		next.Labels = c.s.RC.PodLabelSet(o.PodID, m.Labels)
 	}
 	next.RunState, next.Revision, next.ChangedAt = pod.Running, revision, c.s.Now
 	next.StoppingSince, next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, nil, 0
 	next.AdoptedAtGeneration, next.Switching = c.s.RC.Generation, false
 	if p.Index == 0 {
-		next.Standby = c.s.standsBy()
+		next.Standby, next.Replicas = c.s.standsBy(), c.s.RC.CountOf(o.Role)
 	}
 	in, claim := next.Intent(), node.NewClaim(o.Identity, o.Ports, o.CPU, o.Memory)
 	ch := Change{
@@ -197,7 +197,7 @@ func (c repairs) repairClaims(p *Pod) bool {
 		need := claimOfCopy(c.s, p, ports)
 		if has == nil || !covers(*has, need) {
 			// What is held besides may be that of a version that still runs; finishUpgrade gives it back.
-			ch.Reserve = append(ch.Reserve, ReserveChange{Node: nodeName, Claim: &need, Force: true, Keep: p.Switching || p.Digest != c.s.RC.ManifestDigest && c.s.ManifestOf(p.Digest) == nil})
+			ch.Reserve = append(ch.Reserve, ReserveChange{Node: nodeName, Claim: &need, Force: true, Keep: p.Switching || !c.s.current(p) && c.s.ManifestOf(p.Digest) == nil})
 		}
 	}
 	reserve(p.Node, p.Ports)

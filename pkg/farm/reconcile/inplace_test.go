@@ -97,6 +97,41 @@ func TestAnUpgradeInPlaceKeepsToItsLimit(t *testing.T) {
 	}
 }
 
+// Each role has a manifest: the pods of the one that changed are upgraded, and no others; those placed new get what their role asks for,
+// with the count of their role. Counts that change later upgrade nothing.
+func TestOneGroupIsUpgraded(t *testing.T) {
+	t.Parallel()
+	s := row(3, 3)
+	groups(s, 2, "read", 3)
+	s.Pods[2].Role, s.Pods[2].Identity.Index = "read", 0
+	s.RC.MinAvailable = count(0)
+	s.RC.GroupManifests = map[string]string{"read": "m2"}
+	s.Manifests = map[string]*manifest.Manifest{"m2": {Version: 1, ID: "reader"}}
+	plan := reconcile.Compute(s)
+	if got := fmt.Sprint(upgrades(&plan)); got != "[read.0 reader m2]" {
+		t.Error(got)
+	}
+	for _, id := range plan.Adds {
+		ch := reconcile.NewPlacer(s).On(id, "n9")
+		if p := ch.Placement; p.Digest != "m2" || p.PodID != "reader" || p.Replicas != 3 || ch.Intents[0].Intent.Replicas != 3 {
+			t.Errorf("%+v", p)
+		}
+	}
+	if got := plan.Changes[0].Placement.Replicas; len(plan.Adds) != 2 || got != 3 {
+		t.Errorf("%v, %d replicas", plan.Adds, got)
+	}
+	s.RC.GroupManifests = map[string]string{"main": "m1"}
+	groups(s, 2, "read", 1)
+	if plan := reconcile.Compute(s); len(plan.Changes) > 0 || !plan.Status.Is(rc.Converged) {
+		t.Errorf("%+v", plan)
+	}
+	s.RC.GroupManifests = map[string]string{"read": "m9"} // which cannot be read
+	groups(s, 3, "read", 2)
+	if plan := reconcile.Compute(s); len(plan.Changes) > 0 || len(plan.Adds) != 1 || plan.Adds[0].Role != "main" {
+		t.Errorf("%+v", plan)
+	}
+}
+
 func fail(s *reconcile.Snapshot, i int) {
 	sick(s, i)
 	s.Pods[i].Reality.State = pod.StateFailed

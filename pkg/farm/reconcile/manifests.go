@@ -9,7 +9,7 @@ import (
 )
 
 // KeepsDigests reports whether pods that exist keep the manifest that they have when they are placed elsewhere: a rollout is in
-// charge, or an upgrade in place has a limit. Then Manifests are needed.
+// charge, or an upgrade in place has a limit.
 func (s *Snapshot) KeepsDigests() bool { return s.RC.Mutator != "" || s.RC.InPlace != nil }
 
 // ManifestOf returns the manifest with a digest, nil where it was not read or cannot be.
@@ -25,7 +25,7 @@ func (s *Snapshot) digestFor(p *pod.Placement) string {
 	if s.KeepsDigests() {
 		return p.Digest
 	}
-	return s.RC.ManifestDigest
+	return s.RC.ManifestOf(p.Role)
 }
 
 // DigestOf returns the digest with which a pod of a plan that was computed from the snapshot is placed.
@@ -36,7 +36,7 @@ func (s *Snapshot) DigestOf(id pod.Identity) string {
 	if digest, ok := s.chosen[id]; ok {
 		return digest
 	}
-	return s.RC.ManifestDigest
+	return s.RC.ManifestOf(id.Role)
 }
 
 // Placing returns the manifest of the pods that room is looked for; see LookFor.
@@ -67,39 +67,59 @@ func (s *Snapshot) ByDigest(ids []pod.Identity) (digests []string, byDigest map[
 	return digests, byDigest
 }
 
-// former returns the digest that pods beyond the limit of an upgrade in place get, if there is one besides the controller's own.
-func former(s *Snapshot) (digest string, is bool) {
-	if ip := s.RC.InPlace; ip != nil && ip.From != "" && ip.From != s.RC.ManifestDigest {
-		return ip.From, true
+// former returns the digest that a role's pods beyond the limit of an upgrade in place get, if there is one besides the role's own.
+func former(s *Snapshot, role string) (digest string, is bool) {
+	ip := s.RC.InPlace
+	if ip == nil || ip.From == "" {
+		return "", false
 	}
-	return "", false
+	if digest = ip.Former().Of(role); digest == s.RC.ManifestOf(role) {
+		return "", false
+	}
+	return digest, true
 }
 
-// updated returns how many pods are meant to run the controller's manifest.
+// formers reports whether pods of any role beyond the limit of an upgrade in place get another digest than their role's.
+func formers(s *Snapshot) bool {
+	ip := s.RC.InPlace
+	return ip != nil && ip.From != "" && !ip.Former().Equal(s.RC.Digests())
+}
+
+// current reports whether a pod is meant to run the manifest that its role has now.
+func (s *Snapshot) current(p *Pod) bool { return p.Digest == s.RC.ManifestOf(p.Role) }
+
+// updated returns how many pods are meant to run the manifests that their roles have now.
 func updated(s *Snapshot) int {
 	n := 0
 	for p := range s.running() {
-		if p.Digest == s.RC.ManifestDigest {
+		if s.current(p) {
 			n++
 		}
 	}
 	return n
 }
 
-// newDigest returns the digest of one more new replica.
-func (c *scaling) newDigest() string {
-	from, limited := former(c.s)
+// newDigest returns the digest of one more new replica of a role.
+func (c *scaling) newDigest(role string) string {
+	from, limited := former(c.s, role)
 	if !limited || updated(c.s)+c.newest < c.s.RC.InPlace.Limit {
-		return c.s.RC.ManifestDigest
+		return c.s.RC.ManifestOf(role)
 	}
 	return from
 }
 
-// rolling is what the upgrade does next: so many pods at most get a digest.
+// rolling is what the upgrade does next: so many pods at most get another digest.
 type rolling struct {
-	digest string
-	most   int
-	back   bool // they get the former one again
+	most int
+	back bool // they get the former one again
+}
+
+// digest returns what a pod shall run once its turn has come.
+func (to rolling) digest(s *Snapshot, role string) string {
+	if from, is := former(s, role); to.back && is {
+		return from
+	}
+	return s.RC.ManifestOf(role)
 }
 
 // roll returns where the upgrade goes. Without a former digest, pods beyond the limit stay as they are: they would be upgraded over and
@@ -107,13 +127,13 @@ type rolling struct {
 func roll(s *Snapshot) rolling {
 	ip := s.RC.InPlace
 	if ip == nil {
-		return rolling{digest: s.RC.ManifestDigest, most: math.MaxInt}
+		return rolling{most: math.MaxInt}
 	}
 	over := updated(s) - ip.Limit
-	if from, is := former(s); is && over > 0 {
-		return rolling{digest: from, most: over, back: true}
+	if formers(s) && over > 0 {
+		return rolling{most: over, back: true}
 	}
-	return rolling{digest: s.RC.ManifestDigest, most: max(0, -over)}
+	return rolling{most: max(0, -over)}
 }
 
 // offTarget returns how many of so many placed pods have another manifest than they should, where so many have another than the
@@ -124,23 +144,20 @@ func offTarget(s *Snapshot, placed, outdated int) int {
 		return outdated
 	}
 	updated, wanted := placed-outdated, min(ip.Limit, placed)
-	if _, is := former(s); is || updated < wanted {
+	if formers(s) || updated < wanted {
 		return max(updated-wanted, wanted-updated)
 	}
 	return 0
 }
 
-// known reports whether a digest is one that pods are meant to have.
-func known(s *Snapshot, digest string) bool {
-	from, is := former(s)
-	return digest == s.RC.ManifestDigest || is && digest == from
+// known reports whether a pod's digest is one that pods of its role are meant to have.
+func known(s *Snapshot, p *Pod) bool {
+	from, is := former(s, p.Role)
+	return s.current(p) || is && p.Digest == from
 }
 
 // OtherDigests returns the digests besides the controller's own of manifests that pods may be placed with, sorted, at most so many.
 func (s *Snapshot) OtherDigests(most int) []string {
-	if !s.KeepsDigests() {
-		return nil
-	}
 	seen := map[string]bool{s.RC.ManifestDigest: true, "": true}
 	var digests []string
 	note := func(digest string) {
@@ -149,11 +166,18 @@ func (s *Snapshot) OtherDigests(most int) []string {
 			digests = append(digests, digest)
 		}
 	}
-	if from, is := former(s); is {
-		note(from)
+	for _, digest := range s.RC.Digests().All() {
+		note(digest)
+	}
+	if ip := s.RC.InPlace; ip != nil {
+		for _, digest := range ip.Former().All() {
+			note(digest)
+		}
 	}
 	for i := range s.Pods {
-		note(s.Pods[i].Digest)
+		if s.KeepsDigests() {
+			note(s.Pods[i].Digest)
+		}
 	}
 	digests = digests[:min(len(digests), most)]
 	slices.Sort(digests)

@@ -362,7 +362,7 @@ func (pl *Placer) On(id pod.Identity, nodeName string) Change {
 		reserve [1]ReserveChange
 	}{pod: a.pod, claim: a.claim}
 	made.pod.Identity, made.pod.Node, made.claim.Pod = id, nodeName, id
-	made.pod.Revision = pod.NextRevision(s.Now, s.Stopped[id])
+	made.pod.Revision, made.pod.Replicas = pod.NextRevision(s.Now, s.Stopped[id]), s.RC.CountOf(id.Role)
 	made.intent = made.pod.Intent()
 	made.intents[0] = IntentChange{Node: nodeName, Intent: &made.intent}
 	made.reserve[0] = ReserveChange{Node: nodeName, Claim: &made.claim, Dynamic: a.dynamic}

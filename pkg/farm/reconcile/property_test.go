@@ -72,6 +72,7 @@ func (w *world) snapshot(resync bool) *reconcile.Snapshot {
 	s := &reconcile.Snapshot{
 		Now: w.now, Owner: "f1", RC: w.rc, Requests: w.read(), Manifest: &manifest.Manifest{Version: 1, ID: "p", MinReady: new(field.Duration)}, Nodes: w.nodes, Previous: w.status,
 	}
+	s.Manifests = map[string]*manifest.Manifest{"m1": s.Manifest, "m2": s.Manifest, "m3": s.Manifest}
 	if w.hold {
 		s.Hold = "the records are new"
 	}
@@ -575,7 +576,11 @@ func (w *world) stepOf(t *rapid.T, kind string) {
 		w.rc.Strategy = rapid.SampledFrom([]rc.Strategy{rc.Dynamic, rc.Static}).Draw(t, "strategy")
 		w.rc.Generation++
 	case "manifest":
-		w.rc.ManifestDigest = rapid.SampledFrom([]string{"m1", "m2", "m3"}).Draw(t, "digest")
+		digest := rapid.SampledFrom([]string{"m1", "m2", "m3"})
+		w.rc.ManifestDigest, w.rc.GroupManifests = digest.Draw(t, "digest"), nil
+		if rapid.Bool().Draw(t, "groups") {
+			w.rc.GroupManifests = map[string]string{"side": digest.Draw(t, "digest of side")}
+		}
 		w.rc.Generation++
 	case "min":
 		n := rapid.IntRange(0, 8).Draw(t, "min")
@@ -789,8 +794,8 @@ func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
 			t.Fatalf("settled but not converged: %+v", w.status)
 		}
 		for id, p := range w.pods {
-			if p.Digest != w.rc.ManifestDigest {
-				t.Fatalf("%s settled on manifest %s, desired %s", id, p.Digest, w.rc.ManifestDigest)
+			if p.Digest != w.rc.ManifestOf(p.Role) {
+				t.Fatalf("%s settled on manifest %s, desired %s", id, p.Digest, w.rc.ManifestOf(p.Role))
 			}
 		}
 		if n := w.pass(t, true); n != 0 {
@@ -846,7 +851,7 @@ func (w *world) heal() {
 // outdated reports whether a pod has another manifest than the controller.
 func (w *world) outdated() bool {
 	for _, p := range w.pods {
-		if p.Digest != w.rc.ManifestDigest {
+		if p.Digest != w.rc.ManifestOf(p.Role) {
 			return true
 		}
 	}

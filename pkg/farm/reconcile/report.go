@@ -50,10 +50,10 @@ func (c report) report() {
 			st.Unmanaged++
 			lost[p.Node] = true
 		}
-		if p.Digest != s.RC.ManifestDigest {
+		if !s.current(p) {
 			outdated++
 		}
-		if c.s.stays(p) && (!known(s, p.Digest) || st.Placed > st.Desired) {
+		if c.s.stays(p) && (!known(s, p) || st.Placed > st.Desired) {
 			adopted++
 		}
 	}
@@ -253,7 +253,7 @@ func (c report) progress(st *rc.Status) {
 		if p.Reality != nil && p.Reality.Standby {
 			st.StandingBy++
 		}
-		if p.Digest != c.s.RC.ManifestDigest {
+		if !c.s.current(p) {
 			continue
 		}
 		st.Updated++
@@ -271,11 +271,11 @@ func (c *draft) allAdopted() bool {
 	return c.s.Hold == "" && !slices.ContainsFunc(c.plan.Changes, func(ch Change) bool { return ch.Action == Adopt })
 }
 
-// failing returns the first few pods at the controller's manifest that fail, those first for which there is no hope.
+// failing returns the first few pods at the manifests that their roles have now that fail, those first for which there is no hope.
 func failing(s *Snapshot) []rc.PodFailure {
 	var found []rc.PodFailure
 	for p := range s.running() {
-		if p.Digest != s.RC.ManifestDigest || s.available(p) || !s.aliveOn(p.Node) || !hasFailed(p) {
+		if !s.current(p) || s.available(p) || !s.aliveOn(p.Node) || !hasFailed(p) {
 			continue
 		}
 		found = append(found, rc.PodFailure{

@@ -13,7 +13,7 @@ import (
 // scaling adds and removes replicas.
 type scaling struct {
 	*room
-	newest int // new replicas of this plan that get the controller's manifest
+	newest int // new replicas of this plan that get the manifest that their role has now
 }
 
 // scale brings the number of replicas of each role to what is desired: it asks for removals, and for identities to be
@@ -130,7 +130,7 @@ func boolFirst(a, b bool) int {
 
 // place asks for n new identities of a role, the lowest free indices first. An index is free once its stop is confirmed.
 func (c *scaling) place(role string, n int, room *int) {
-	if n <= 0 || c.s.ManifestOf(c.newDigest()) == nil {
+	if n <= 0 || c.s.ManifestOf(c.newDigest(role)) == nil {
 		return
 	}
 	if c.s.Hold != "" {
@@ -153,11 +153,11 @@ func (c *scaling) place(role string, n int, room *int) {
 		if used[index] {
 			continue
 		}
-		digest := c.newDigest()
+		digest := c.newDigest(role)
 		if c.s.ManifestOf(digest) == nil {
 			return
 		}
-		if digest == c.s.RC.ManifestDigest {
+		if digest == c.s.RC.ManifestOf(role) {
 			c.newest++
 		}
 		id := pod.Identity{RCID: c.s.RC.ID, Role: role, Index: index}
@@ -175,7 +175,7 @@ type upgrades struct{ *room }
 // the rest (R6). A pod that is not available anyway goes first.
 func (c upgrades) upgrade() {
 	to := roll(c.s)
-	if c.s.ManifestOf(to.digest) == nil || c.s.RC.Mutator != "" && c.s.RC.InPlace == nil || c.s.Hold != "" {
+	if c.s.RC.Mutator != "" && c.s.RC.InPlace == nil || c.s.Hold != "" {
 		return
 	}
 	var outdated []*Pod
@@ -187,10 +187,10 @@ func (c upgrades) upgrade() {
 		switch {
 		case c.changed[p.Identity]:
 			waiting = true
-		case to.back && p.Digest != c.s.RC.ManifestDigest && !(p.Digest == to.digest && p.Switching):
+		case to.back && !c.s.current(p) && !(p.Digest == to.digest(c.s, p.Role) && p.Switching):
 			continue // it has what it should
-		case p.Digest != to.digest:
-			if !c.s.stays(p) && c.s.aliveOn(p.Node) {
+		case p.Digest != to.digest(c.s, p.Role):
+			if !c.s.stays(p) && c.s.aliveOn(p.Node) && c.s.ManifestOf(to.digest(c.s, p.Role)) != nil {
 				outdated = append(outdated, p)
 			}
 		case !c.s.available(p) && c.s.aliveOn(p.Node):
@@ -225,7 +225,7 @@ func (c upgrades) upgrade() {
 			available, c.limits.least))
 		return
 	}
-	c.upgradeOne(p, to.digest)
+	c.upgradeOne(p, to.digest(c.s, p.Role))
 }
 
 // stalled tells a pod that is on its way from one that failed: it returns why the latter holds the rest up, "" for the former.
@@ -251,7 +251,7 @@ func hasFailed(p *Pod) bool {
 
 // deadline is how long the pod may take to become available, min_ready included.
 func deadline(s *Snapshot, p *Pod) time.Duration {
-	m := cmp.Or(s.ManifestOf(p.Digest), s.Manifest, &manifest.Manifest{}) // the last has the default
+	m := cmp.Or(s.ManifestOf(p.Digest), s.ManifestOf(s.RC.ManifestOf(p.Role)), &manifest.Manifest{}) // the last has the default
 	return s.RC.Deadline() + m.ReadyAfter()
 }
 
@@ -259,7 +259,7 @@ func (c upgrades) upgradeOne(p *Pod, digest string) {
 	m := c.s.ManifestOf(digest)
 	next := p.Placement
 	next.Digest, next.PodID, next.Ports = digest, m.ID, m.PortMap()
-	next.Labels = c.s.RC.PodLabelSet(m.ID, m.Labels)
+	next.Labels, next.Replicas = c.s.RC.PodLabelSet(m.ID, m.Labels), c.s.RC.CountOf(p.Role)
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(c.s.Now), c.s.Now, 0
 	next.Switching = true
 	in, claim := next.Intent(), claimOf(m, p.Identity)

@@ -19,7 +19,7 @@ type Snapshot struct {
 	Now      time.Time
 	Owner    string // farm id, for the status
 	RC       rc.RC
-	Manifest *manifest.Manifest // of RC.ManifestDigest; nil while it cannot be read: then nothing is added or upgraded
+	Manifest *manifest.Manifest // of RC.ManifestDigest; nil while it cannot be read: then no pod is given it
 	Pods     []Pod
 	Orphans  []Orphan              // of this controller, on nodes whose preparer is alive
 	Nodes    map[string]*node.View // by name
@@ -38,7 +38,7 @@ type Snapshot struct {
 	// CompanionsUnread: there are such revisions, and what they have was not read. Nothing that depends on it is decided then; Plan.Unaided
 	// says whether that makes a difference.
 	CompanionsUnread bool
-	// Manifests are those of other digests that pods may be placed with, by digest; see KeepsDigests.
+	// Manifests are those of other digests that pods have or may be placed with, by digest; see OtherDigests.
 	Manifests map[string]*manifest.Manifest
 	// RolloutIdle: the rollout in charge is paused or waits for promote, so that pods may leave their nodes.
 	RolloutIdle bool

@@ -16,6 +16,7 @@ const (
 	envPodID        = "POD_ID"       // the manifest's `id`
 	envRole         = "POD_ROLE"     // the replica group that the pod belongs to
 	envIndex        = "POD_INDEX"    // its number in that group, from 0
+	envReplicas     = "POD_REPLICAS" // how many replicas that group had when this version of the pod was placed; a later count changes nothing in pods that run
 	envRC           = "RC_ID"        // the controller
 	envDigest       = "POD_DIGEST"   // digest of the manifest that this version of the pod was made from
 	envHome         = "POD_HOME"     // the pod's own directory: stays when the pod is upgraded; removed some time after it was stopped (`--keep-stopped` of the preparer)
@@ -47,6 +48,9 @@ func (v *Version) nodeEnv(l *manifest.Launchable) map[string]string {
 		envDigest: v.In.Digest, envRC: v.ID.RCID, envRole: v.ID.Role, envIndex: strconv.Itoa(v.ID.Index),
 		envLaunchable: l.Name, envConfig: v.configPath(l),
 	}
+	if v.In.Replicas > 0 {
+		env[envReplicas] = strconv.Itoa(v.In.Replicas)
+	}
 	for name, port := range v.In.Ports {
 		env[portEnvPrefix+envSuffix(name)] = strconv.Itoa(port)
 	}
@@ -71,6 +75,7 @@ func joinEnv(env map[string]string) []string {
 type Described struct {
 	PodID, Digest string
 	Ports         map[string]int
+	Replicas      int    // of its role; zero: it does not say
 	Path          string // where its programs are looked for
 }
 
@@ -82,6 +87,7 @@ func Describe(lines []string) Described {
 		env[key] = value
 	}
 	d := Described{PodID: env[envPodID], Digest: env[envDigest], Ports: map[string]int{}, Path: env[envPath]}
+	d.Replicas, _ = strconv.Atoi(env[envReplicas])
 	for key, value := range env {
 		name, isPort := strings.CutPrefix(key, portEnvPrefix)
 		if n, err := strconv.Atoi(value); isPort && err == nil {

@@ -93,6 +93,7 @@ type Order struct {
 	Canonical json.RawMessage // of the manifest
 	Signature string
 	Ports     map[string]int // that were assigned
+	Replicas  int            // of the pod's role; zero: nobody says
 	UID       int            // the number that the pod has as a user and as a group; zero: none
 	Before    *Installed     // what is installed now; nil: nothing
 }
@@ -108,7 +109,7 @@ func (n *Node) Install(ctx context.Context, o *Order, tell Progress) (*Installed
 		return nil, err
 	}
 	tell.At(pod.StateInstalling, "installing "+Short(o.Digest))
-	in := &Installed{Digest: o.Digest, Revision: o.Revision, Manifest: o.Canonical, Ports: EffectivePorts(o.Manifest, o.Ports)}
+	in := &Installed{Digest: o.Digest, Revision: o.Revision, Manifest: o.Canonical, Ports: EffectivePorts(o.Manifest, o.Ports), Replicas: o.Replicas}
 	if err := n.checkPorts(ctx, newPorts(in.Ports, o.Before)); err != nil {
 		return nil, err
 	}

@@ -61,6 +61,7 @@ type Installed struct {
 	Revision int64           `json:"revision"`           // of the intent that had it installed; part of its processes' ids
 	Manifest json.RawMessage `json:"manifest,omitempty"` // canonical JSON; nil when the record was rebuilt from the runtime
 	Ports    map[string]int  `json:"ports,omitempty"`
+	Replicas int             `json:"replicas,omitempty"` // of the pod's role, as the intent said that had it installed; zero: nobody said
 	// Processes are what the launchables stand for, found in the artifacts; nil when the record was rebuilt from the runtime.
 	Processes []Process `json:"processes,omitempty"`
 	// Launching: what follows the start, after_launch and enable, is not done yet.

@@ -82,13 +82,25 @@ func (s *Service) Running() (n int) {
 	return n
 }
 
+// byRole returns how many replicas of each role shall run.
+func (s *Service) byRole() map[string]int {
+	count := map[string]int{}
+	for i := range s.Replicas {
+		if r := &s.Replicas[i]; !r.Stop {
+			count[r.Role]++
+		}
+	}
+	return count
+}
+
 // Intents returns what the node shall do about each replica.
 func (s *Service) Intents() []pod.Intent {
-	out := make([]pod.Intent, len(s.Replicas))
+	out, count := make([]pod.Intent, len(s.Replicas)), s.byRole()
 	for i := range s.Replicas {
 		r := &s.Replicas[i]
 		out[i] = pod.Intent{
 			Identity: s.Identity(r), PodID: s.Name, Digest: r.Digest, Labels: s.Specs[r.Digest].Labels, Ports: r.Ports, State: pod.Running, Revision: r.Revision,
+			Replicas: count[r.Role],
 		}
 		if r.Stop {
 			out[i].State = pod.Stopped
