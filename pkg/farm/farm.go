@@ -91,6 +91,7 @@ type Session interface {
 	ReplicationControllerLocker
 	ReplicationControllerStore
 	ClusterReads
+	LeakReads
 	// OnSpoiled has f told of each request that failed and was shared; see consul.Merger.
 	OnSpoiled(f func(kind string, parts int))
 }

@@ -2,6 +2,7 @@ package farm
 
 import (
 	"context"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -38,6 +39,7 @@ func (f *Farm) Lead(ctx context.Context, as Duties) error {
 // afterSweeps does what follows from the farm's sweeps, at once from the last one.
 func (f *Farm) afterSweeps(ctx context.Context, as Duties) error {
 	defer f.speaker.reset()
+	leaks := leaks{core: f.core}
 	for {
 		if swept := f.speaker.lastSweep(); swept != nil {
 			f.speaker.reportUnclaimed(ctx, as, swept)
@@ -46,6 +48,9 @@ func (f *Farm) afterSweeps(ctx context.Context, as Duties) error {
 			}
 			if err := (mender{f.core}).mendDrained(ctx, as); err != nil && ctx.Err() == nil {
 				f.log.WithError(err).Warn("cannot mend the reservation of a drained node")
+			}
+			if err := leaks.look(ctx, time.Now()); err != nil && ctx.Err() == nil {
+				f.log.WithError(err).Warn("cannot look for shares of nodes that nobody has any more")
 			}
 		}
 		select {

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -73,7 +72,7 @@ func (f mender) askForClaims(ctx context.Context, names []string) error {
 		if exists, err := f.cfg.Store.RCExists(ctx, at.RCID); err != nil || !exists {
 			continue // its placements are reported as what they are
 		}
-		r := store.Request{ID: store.NewID(), RCID: at.RCID, Kind: store.RepairReservation, Node: at.Node, By: f.cfg.ID, At: time.Now().UTC()}
+		r := store.NewRepair(f.cfg.ID, at.RCID, at.Node)
 		a := store.NewAudit(f.cfg.ID, string(r.Kind), at.RCID, []string{"reserve what it has on " + at.Node + ": the record was lost"}).OnNodes(at.Node)
 		if err := f.cfg.Store.Ask(ctx, r, a); err != nil {
 			return err

@@ -111,7 +111,7 @@ func TestARepairReleasesWhatNobodyHas(t *testing.T) {
 	c.converged("web", 1)
 	c.node("n2", nil, nil)
 	here, gone := pod.Identity{RCID: "web", Role: "main"}, pod.Identity{RCID: "web", Role: "main", Index: 7}
-	other := pod.Identity{RCID: "db", Role: "main"}
+	other := pod.Identity{RCID: "local-db", Role: "main"} // which no sweep looks at
 	leaked := node.Reservation{Claims: map[string]node.Claim{}}
 	for _, id := range []pod.Identity{here, gone, other} {
 		leaked.Claims[id.String()] = node.NewClaim(id, map[string]int{"http": 9000 + id.Index}, 0, 0)

@@ -39,6 +39,11 @@ type Request struct {
 	At        time.Time `json:"at"`
 }
 
+// NewRepair returns the request of a farm to repair a node's reservation.
+func NewRepair(farm, rcID, node string) Request {
+	return Request{ID: NewID(), RCID: rcID, Kind: RepairReservation, Node: node, By: farm, At: time.Now().UTC()}
+}
+
 // NodeLock reports whether a node's preparer holds its record, which need not be readable, and the record's index: zero where
 // there is none.
 func (s *Views) NodeLock(ctx context.Context, name string) (index uint64, locked bool, err error) {

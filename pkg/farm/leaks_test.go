@@ -1,0 +1,69 @@
+package farm_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Shares that nobody has any more are released without an operator: of a living controller, and of one that is gone. What is placed, what its node runs without an intent,
+// what is the node's own and what does not say whose it is stays.
+func TestLeakedSharesAreReleased(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.farm("f1")
+	c.apply("web", testManifest("web", 8080), replicas(1))
+	c.converged("web", 1)
+	placed := pod.Identity{RCID: "web", Role: "main"}
+	leaked := []pod.Identity{{RCID: "web", Role: "main", Index: 7}, {RCID: "gone", Role: "main"}}
+	local := pod.Identity{RCID: "local-agent", Role: "default"}
+
+	key := c.store.Keys().Reservations.Key("n1")
+	consultest.Eventually(t, soon, func() error { // besides what the farm writes
+		found, _, err := c.store.ReservationsOf(t.Context(), []string{"n1"})
+		if err != nil {
+			return err
+		}
+		res := found["n1"].Value.Clone()
+		for _, id := range append(leaked, local) {
+			res.Claims[id.String()] = node.NewClaim(id, map[string]int{"http": 9000 + id.Index}, 100, 0)
+		}
+		res.Claims["of/nobody.0"] = node.Claim{CPU: 1}
+		_, err = c.client.Commit(t.Context(), []consul.Op{consul.CAS(key, mustJSON(t, res), found["n1"].Index)})
+		return err
+	})
+	want := []string{local.String(), "of/nobody.0", placed.String()}
+	slices.Sort(want)
+	consultest.Eventually(t, soon, func() error {
+		found, _, err := c.store.ReservationsOf(t.Context(), []string{"n1"})
+		if err != nil {
+			return err
+		}
+		if got := slices.Sorted(maps.Keys(found["n1"].Value.Claims)); !slices.Equal(got, want) {
+			return fmt.Errorf("n1 holds shares of %v, want %v", got, want)
+		}
+		for _, id := range leaked {
+			if left, err := c.client.Keys(t.Context(), c.store.Keys().Requests.Below(id.RCID)); err != nil || len(left) > 0 {
+				return fmt.Errorf("requests of %s are left: %v, %v", id.RCID, left, err)
+			}
+		}
+		return nil
+	})
+	if on := c.running("web"); len(on) != 1 {
+		t.Errorf("running: %v", on)
+	}
+	lines, _, err := c.store.ListAudit(t.Context(), store.AuditFilter{Node: "n1"})
+	if err != nil || !slices.ContainsFunc(lines, func(a store.Audit) bool {
+		return slices.Contains(a.Changes, "release gone/main.0 on n1: no pod is there")
+	}) {
+		t.Errorf("the audit says %+v, %v", lines, err)
+	}
+}
