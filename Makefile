@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
 .PHONY: help build dig curl test race e2e faults bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema reference lint fmt clean ALWAYS
 
 GO       ?= go

@@ -91,6 +91,26 @@ const (
 	Unclaimed ConditionType = "Unclaimed"
 )
 
+// AllConditions are the conditions that this version sets. What another version has left in a status nobody here could end.
+var AllConditions = []ConditionType{
+	Converged,
+	InsufficientNodes,
+	Blocked,
+	CrashLooping,
+	Regressed,
+	Holding,
+	BreakerTripped,
+	NodeLost,
+	Misplaced,
+	Unreadable,
+	BooksDiffer,
+	SchedulerFailing,
+	WaitsForService,
+	RolloutGone,
+	RequestVoid,
+	Unclaimed,
+}
+
 // Condition is one thing that is true or not, why, and since when.
 type Condition struct {
 	Type   ConditionType `json:"type"`

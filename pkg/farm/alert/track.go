@@ -102,7 +102,8 @@ func Track(in Input) (incidents []rc.Incident, due time.Duration) {
 		if i.AlertedAt != nil || i.ResolvedAt != nil {
 			continue
 		}
-		if left := after(i.Type) - in.Now.Sub(i.Since); left > 0 && (due == 0 || left < due) {
+		wait, _ := after(i.Type)
+		if left := wait - in.Now.Sub(i.Since); left > 0 && (due == 0 || left < due) {
 			due = left
 		}
 	}
@@ -122,7 +123,8 @@ func (in *Input) step(i rc.Incident) (next rc.Incident, keep bool) {
 	if _, _, still := in.state(i.Type); still {
 		return i, true
 	}
-	if i.AlertedAt == nil && in.Now.Sub(i.Since) < after(i.Type) {
+	wait, known := after(i.Type)
+	if i.AlertedAt == nil && (!known || in.Now.Sub(i.Since) < wait) {
 		return i, false
 	}
 	// Old enough to have been told: whoever did may not have come to store it.
@@ -138,7 +140,7 @@ func Due(st *rc.Status, now time.Time) []Tell {
 		switch {
 		case i.ResolvedAt != nil:
 			tells = append(tells, Tell{Incident: i, Resolved: true})
-		case i.AlertedAt == nil && now.Sub(i.Since) >= after(i.Type):
+		case i.AlertedAt == nil && isDue(i, now):
 			tells = append(tells, Tell{Incident: i})
 		}
 	}
@@ -149,20 +151,27 @@ func Due(st *rc.Status, now time.Time) []Tell {
 func Active(st *rc.Status, now time.Time) []rc.ConditionType {
 	var types []rc.ConditionType
 	for _, i := range st.Incidents {
-		if i.ResolvedAt == nil && (i.AlertedAt != nil || now.Sub(i.Since) >= after(i.Type)) {
+		if i.ResolvedAt == nil && (i.AlertedAt != nil || isDue(i, now)) {
 			types = append(types, i.Type)
 		}
 	}
 	return types
 }
 
-func after(t rc.ConditionType) time.Duration {
+// isDue reports whether an incident has lasted long enough to be told.
+func isDue(i rc.Incident, now time.Time) bool {
+	wait, known := after(i.Type)
+	return known && now.Sub(i.Since) >= wait
+}
+
+// after returns how long an incident must last before it is told. Unknown ones are another version's: it tells of them, if it has not.
+func after(t rc.ConditionType) (wait time.Duration, known bool) {
 	for _, rule := range Rules {
 		if rule.Type == t {
-			return rule.After
+			return rule.After, true
 		}
 	}
-	return 0
+	return 0, false
 }
 
 // state reports whether something is the case, why, and since when.

@@ -125,6 +125,25 @@ func TestACrashLoopIsToldThroughFlips(t *testing.T) {
 	}
 }
 
+// A farm of another version may leave incidents of a kind that is unknown here. What was told ends, what was not is not told.
+func TestIncidentsOfAnotherVersion(t *testing.T) {
+	t.Parallel()
+	for _, told := range []bool{false, true} {
+		o := newOwner(t)
+		incident := rc.Incident{Key: "k", Type: "OfTomorrow", Since: start}
+		if told {
+			incident.AlertedAt = &start
+		}
+		o.stored = &rc.Status{RCID: "web", Incidents: []rc.Incident{incident}}
+		if active := alert.Active(o.stored, o.now); (len(active) > 0) != told {
+			t.Errorf("told %t: active %v", told, active)
+		}
+		if o.look(rc.Converged); len(o.stored.Incidents) > 0 || told != slices.Equal(o.said, []string{"k/resolved"}) || !told && len(o.said) > 0 {
+			t.Errorf("told %t: said %v, stored %+v", told, o.said, o.stored.Incidents)
+		}
+	}
+}
+
 func TestASuccessorDoesNotTellAgain(t *testing.T) {
 	t.Parallel()
 	o := newOwner(t)

@@ -19,7 +19,9 @@ func (c report) report() {
 	s := c.s
 	st := rc.Status{RCID: s.RC.ID, ObservedGeneration: s.RC.Generation, Desired: s.RC.Desired(), Owner: s.Owner}
 	if s.Previous != nil {
-		st.Conditions = slices.Clone(s.Previous.Conditions)
+		st.Conditions = slices.DeleteFunc(slices.Clone(s.Previous.Conditions), func(c rc.Condition) bool {
+			return !slices.Contains(rc.AllConditions, c.Type) // of another version; who cannot set one cannot end it
+		})
 		for i := range st.Conditions { // whoever wrote them
 			st.Conditions[i].Reason = field.Cut(st.Conditions[i].Reason, rc.MaxReason)
 		}
@@ -113,7 +115,7 @@ func (c report) conditions(outdated, adopted int, waitingFor *Pod) {
 	set(rc.BreakerTripped, c.withheld > 0, s.Breaker)
 	set(rc.Regressed, adopted > 0, fmt.Sprintf(
 		"%d pods were found running and stay as they are until the controller is changed", adopted))
-	if st.Placed >= st.Desired {
+	if st.Placed >= st.Desired || s.RC.Disabled {
 		set(rc.InsufficientNodes, false, "")
 	}
 	left, dead := leftBehind(c.s)

@@ -136,16 +136,29 @@ func TestRegressedCountsWhatIsNotDesired(t *testing.T) {
 	}
 }
 
-// That nodes are too few is so until every replica has one.
+// That nodes are too few is so until every replica has one, or none is wanted any more.
 func TestInsufficientNodesEndsWithTheLastReplica(t *testing.T) {
 	t.Parallel()
-	for placed, short := range map[int]bool{1: true, 2: false} {
+	for _, c := range []struct {
+		placed          int
+		disabled, short bool
+	}{{1, false, true}, {2, false, false}, {1, true, false}} {
 		s := pair()
-		s.Pods = s.Pods[:placed]
+		s.Pods, s.RC.Disabled = s.Pods[:c.placed], c.disabled
 		s.Previous = &rc.Status{Conditions: []rc.Condition{{Type: rc.InsufficientNodes, True: true, Reason: "no room"}}}
-		if plan := reconcile.Compute(s); plan.Status.Is(rc.InsufficientNodes) != short {
-			t.Errorf("%d of 2 placed: %+v", placed, plan.Status.Conditions)
+		if plan := reconcile.Compute(s); plan.Status.Is(rc.InsufficientNodes) != c.short {
+			t.Errorf("%d of 2 placed, disabled %t: %+v", c.placed, c.disabled, plan.Status.Conditions)
 		}
+	}
+}
+
+// What a farm of another version has set goes, since nobody here could end it.
+func TestUnknownConditionsGo(t *testing.T) {
+	t.Parallel()
+	s := pair()
+	s.Previous = &rc.Status{Conditions: []rc.Condition{{Type: "OfTomorrow", True: true}, {Type: rc.BooksDiffer, True: true}}}
+	if plan := reconcile.Compute(s); plan.Status.Is("OfTomorrow") || !plan.Status.Is(rc.BooksDiffer) || len(s.Previous.Conditions) != 2 || s.Previous.Conditions[0].Type != "OfTomorrow" {
+		t.Errorf("%+v of %+v", plan.Status.Conditions, s.Previous.Conditions)
 	}
 }
 
