@@ -37,12 +37,9 @@ func refuseFormer(dir *DataDir) error {
 }
 
 // openRuntime opens the node's runtime, whose processes live below a cgroup if there is one. Closing it leaves everything running.
+// The node's supervisor is this program started again.
 func openRuntime(b *base, cgroup string) (*shim.Client, error) {
-	return dialSupervisor(b.dir.Path(supervisorName), cgroup, b.common.Lifeline)
-}
-
-// dialSupervisor returns a client of the node's supervisor, which is this program started again.
-func dialSupervisor(dir, cgroup, lifeline string) (*shim.Client, error) {
+	dir, lifeline := b.dir.Path(supervisorName), b.common.Lifeline
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)

@@ -65,31 +65,31 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, id pod.Identity) {
 
 // run runs the command with its streams connected, and tells the client how it ended. noInput ends a read of stdin.
 func (s *Server) run(ctx context.Context, cancel func(), command runtime.Command, stdin io.Reader, out *frames, noInput func()) Ended {
-	p, err := newPipes(stdin != nil)
-	if err != nil {
-		ended := Ended{Code: -1, Error: fmt.Sprintf("make pipes: %v", err)}
-		_ = out.end(ended) // who has gone is not told
-		return ended
+	var in, feed *os.File
+	if stdin != nil {
+		var err error
+		if in, feed, err = os.Pipe(); err != nil {
+			ended := Ended{Code: -1, Error: fmt.Sprintf("make a pipe: %v", err)}
+			_ = out.end(ended) // who has gone is not told
+			return ended
+		}
 	}
-	var outputs, input, alive sync.WaitGroup
+	var input, alive sync.WaitGroup
 	done := make(chan struct{}) // closed when nothing of the command is left
-	outputs.Go(func() { handOn(stream{out, frameStdout}, p.outEnd, cancel) })
-	outputs.Go(func() { handOn(stream{out, frameStderr}, p.errsEnd, cancel) })
 	if stdin != nil {
 		input.Go(func() {
 			var gone *goneError
-			if _, err := io.Copy(p.inEnd, reader{stdin}); errors.As(err, &gone) {
+			if _, err := io.Copy(feed, reader{stdin}); errors.As(err, &gone) {
 				cancel()
 				<-done // what is cut off must not look like the end
 			}
-			_ = p.inEnd.Close()
+			_ = feed.Close()
 			_, _ = io.Copy(io.Discard, stdin) // closing a connection with unread input on it could cost the client the answer
 		})
 	}
 	alive.Go(func() { keepAlive(out, done, cancel) })
-	exit, err := command(ctx, runtime.Streams{Input: p.in, Output: p.out, Errors: p.errs})
-	p.closeOurs() // what the program wrote is still read to its end
-	outputs.Wait()
+	exit, err := command(ctx, runtime.Streams{Input: in, Output: stream{out, frameStdout, cancel}, Errors: stream{out, frameStderr, cancel}})
+	_ = in.Close() // one that is nil says so
 	close(done)
 	alive.Wait()
 	ended := Ended{Code: exit.Code, Signal: exit.Signal}
@@ -118,15 +118,6 @@ func (r reader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// handOn copies what the program writes. When nobody takes it any more, the program ends; what it still writes is dropped.
-func handOn(to io.Writer, from *os.File, cancel func()) {
-	if _, err := io.Copy(to, from); err != nil {
-		cancel()
-		_, _ = io.Copy(io.Discard, from)
-	}
-	_ = from.Close()
-}
-
 func keepAlive(out *frames, done <-chan struct{}, cancel func()) {
 	for {
 		select {
@@ -138,36 +129,5 @@ func keepAlive(out *frames, done <-chan struct{}, cancel func()) {
 				return
 			}
 		}
-	}
-}
-
-// pipes connect a program with a request.
-type pipes struct {
-	in, out, errs          *os.File // the program's ends; in is nil when it has nothing to read
-	inEnd, outEnd, errsEnd *os.File
-}
-
-func newPipes(withInput bool) (p pipes, err error) {
-	p.outEnd, p.out, err = os.Pipe()
-	if err == nil {
-		p.errsEnd, p.errs, err = os.Pipe()
-	}
-	if err == nil && withInput {
-		p.in, p.inEnd, err = os.Pipe()
-	}
-	if err != nil {
-		p.closeOurs()
-		closeAll(p.outEnd, p.errsEnd)
-	}
-	return p, err
-}
-
-// closeOurs closes the program's ends, which this process has too.
-func (p *pipes) closeOurs() { closeAll(p.in, p.out, p.errs) }
-
-// closeAll closes files, of which some may be nil.
-func closeAll(files ...*os.File) {
-	for _, f := range files {
-		_ = f.Close() // a file that is nil says so
 	}
 }

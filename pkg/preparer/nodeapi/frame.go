@@ -61,17 +61,22 @@ func (f *frames) write(kind byte, data []byte) error {
 	return f.flush()
 }
 
-// stream is one kind of frames as a writer.
+// stream is one kind of frames as a writer. When nobody takes them any more, it ends the command.
 type stream struct {
 	*frames
-	kind byte
+	kind   byte
+	cancel func()
 }
 
 func (s stream) Write(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	return len(p), s.write(s.kind, p)
+	if err := s.write(s.kind, p); err != nil {
+		s.cancel()
+		return 0, err
+	}
+	return len(p), nil
 }
 
 func (f *frames) end(e Ended) error {

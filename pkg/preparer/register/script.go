@@ -1,15 +1,11 @@
 package register
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -121,22 +117,16 @@ func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v
 	})
 }
 
-// askScript runs a health script once. What it writes is kept in memory, as nobody else reads it.
+// askScript runs a health script once. Of what it writes, the beginning counts.
 func (r *Registrar) askScript(ctx context.Context, process string, command []string, timeout time.Duration) (output string, err error) {
-	fd, err := unix.MemfdCreate("health script", unix.MFD_CLOEXEC)
-	if err != nil {
-		return "", fmt.Errorf("keep its output: %w", err)
-	}
-	file := os.NewFile(uintptr(fd), "health script")
-	defer func() { _ = file.Close() }()
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the health script took longer than %s", timeout))
 	defer cancel()
-	exit, err := r.cfg.Runtime.Exec(ctx, process, command, runtime.Streams{Output: file, MaxBytes: maxOutput})
+	var said bytes.Buffer
+	exit, err := r.cfg.Runtime.Exec(ctx, process, command, runtime.Streams{Output: &said, MaxBytes: maxOutput})
 	if err == nil && !exit.OK() {
 		err = fmt.Errorf("the health script %s", exit)
 	}
-	said, readErr := io.ReadAll(io.NewSectionReader(file, 0, maxOutput))
-	return string(said), errors.Join(err, readErr)
+	return string(said.Bytes()[:min(said.Len(), maxOutput)]), err
 }
 
 // heard takes a verdict in, and returns whether the pod is to stand by.

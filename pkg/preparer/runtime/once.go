@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 )
 
@@ -16,14 +17,13 @@ type Once struct {
 	Isolation *Isolation
 }
 
-// Streams are what a program reads and writes, itself: files of the caller, which closes them.
+// Streams are what a program reads and writes.
 type Streams struct {
-	Input  *os.File `json:"-"` // nil: nothing to read
-	Output *os.File `json:"-"` // nil: nowhere
-	Errors *os.File `json:"-"` // nil: where Output goes
+	Input          *os.File  // the program's own; nil: nothing to read
+	Output, Errors io.Writer // nil: nowhere, and where Output goes. What a writer does not take is dropped
 	// MaxBytes bounds what it writes. Then stdout and stderr both go to Output, and what is more is dropped and counted there. Zero:
-	// nothing is bounded, mixed or dropped.
-	MaxBytes int64 `json:"max_bytes,omitempty"`
+	// nothing is bounded or mixed.
+	MaxBytes int64
 }
 
 // Command is a command that Exec is to run, whatever its streams are.

@@ -55,7 +55,7 @@ func guard(c Command, order io.Reader) result {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return result{Error: fmt.Sprintf("become a child subreaper: %v", err)}
 	}
-	pid, copied, err := startFor(c)
+	pid, err := startProgram(c)
 	if err != nil {
 		return result{Error: err.Error()}
 	}
@@ -77,37 +77,12 @@ func guard(c Command, order io.Reader) result {
 	}
 	killAll(reaped)
 	<-reaped
-	<-copied
 	return r
 }
 
-// startFor starts the program with what it is to read and write. copied is closed when its output has been handed on.
-func startFor(c Command) (pid int, copied <-chan struct{}, err error) {
-	done := make(chan struct{})
-	if c.Streams.MaxBytes <= 0 {
-		close(done)
-		pid, err = startProgram(c, [3]*os.File{os.Stdin, os.Stdout, os.Stderr})
-		return pid, done, err
-	}
-	output, outputEnd, err := os.Pipe()
-	if err != nil {
-		return 0, nil, err
-	}
-	pid, err = startProgram(c, [3]*os.File{os.Stdin, outputEnd, outputEnd})
-	_ = outputEnd.Close()
-	if err != nil {
-		return 0, nil, err
-	}
-	go func() {
-		defer close(done)
-		copyOutput(output, os.Stdout, c.Streams.MaxBytes)
-	}()
-	return pid, done, nil
-}
-
 // startProgram starts the program and returns once it runs.
-func startProgram(c Command, stdio [3]*os.File) (pid int, err error) {
-	started, err := stub.Start(stdio, syscall.SIGKILL)
+func startProgram(c Command) (pid int, err error) {
+	started, err := stub.Start([3]*os.File{os.Stdin, os.Stdout, os.Stderr}, syscall.SIGKILL)
 	if err != nil {
 		return 0, err
 	}
@@ -119,14 +94,6 @@ func startProgram(c Command, stdio [3]*os.File) (pid int, err error) {
 		_, _ = unix.Wait4(started.PID, nil, 0, nil)
 	}
 	return started.PID, err
-}
-
-// copyOutput hands on what the program writes, up to the bound; the rest is read and dropped, so that nobody blocks.
-func copyOutput(from io.Reader, to io.Writer, bound int64) {
-	_, err := io.CopyN(to, from, bound)
-	if dropped, _ := io.Copy(io.Discard, from); dropped > 0 && err == nil {
-		fmt.Fprintf(to, "\n[%d more bytes of output were dropped]\n", dropped)
-	}
 }
 
 // reap waits for every child, its own and inherited ones, until there is none. How the program ended is sent.

@@ -41,7 +41,7 @@ type Command struct {
 	Env       []string             `json:"env"`  // KEY=value; nothing else is inherited
 	Dir       string               `json:"dir"`  // working directory, absolute
 	Isolation *confine.Confinement `json:"isolation,omitempty"`
-	Streams   runtime.Streams      `json:"streams"`
+	Streams   runtime.Streams      `json:"-"`
 
 	// OwnCgroup says that Isolation.Cgroup is this program's alone: what its guard has left in it is killed, and it is removed.
 	OwnCgroup bool `json:"own_cgroup,omitempty"`
@@ -67,7 +67,10 @@ func Run(ctx context.Context, c Command) (runtime.Exit, error) {
 	if ctx.Err() != nil {
 		return runtime.Exit{}, context.Cause(ctx)
 	}
-	order, answer, wait, err := startGuard(c)
+	out, errs := sinks(c.Streams)
+	defer errs.shut()
+	defer out.shut()
+	order, answer, wait, err := startGuard(c, out, errs)
 	if c.LockFile != nil {
 		_ = c.LockFile.Close() // the guard has it, or nothing runs
 	}
@@ -81,19 +84,21 @@ func Run(ctx context.Context, c Command) (runtime.Exit, error) {
 	said, readErr := io.ReadAll(answer)
 	cut := !stop()
 	_, _ = order.Close(), answer.Close()
-	if errors.Is(readErr, os.ErrDeadlineExceeded) {
-		go wait() // whenever that may be
-		return runtime.Exit{}, fmt.Errorf("%s: %w after %s: %w", c.Argv[0], runtime.ErrSurvived, killWait, context.Cause(ctx))
-	}
-	wait()
-	if cut {
-		return runtime.Exit{}, context.Cause(ctx)
-	}
 	var r result
-	if err := json.Unmarshal(said, &r); err != nil {
-		return runtime.Exit{}, fmt.Errorf("run %s: its guard ended without a result", c.Argv[0])
+	noResult := json.Unmarshal(said, &r) != nil
+	if noResult {
+		go wait() // whenever that may be: something of the program may hold its streams
+	} else {
+		wait()
 	}
-	if r.Error != "" {
+	switch {
+	case errors.Is(readErr, os.ErrDeadlineExceeded):
+		return runtime.Exit{}, fmt.Errorf("%s: %w after %s: %w", c.Argv[0], runtime.ErrSurvived, killWait, context.Cause(ctx))
+	case cut:
+		return runtime.Exit{}, context.Cause(ctx)
+	case noResult:
+		return runtime.Exit{}, fmt.Errorf("run %s: its guard ended without a result", c.Argv[0])
+	case r.Error != "":
 		return runtime.Exit{}, fmt.Errorf("%w: %s", runtime.ErrNotStarted, r.Error)
 	}
 	return r.Exit, nil
@@ -126,7 +131,7 @@ func (c *Command) validate() error {
 }
 
 // startGuard starts the guard and sends it its order. wait returns when the guard is gone.
-func startGuard(c Command) (order, answer *os.File, wait func(), err error) {
+func startGuard(c Command, out, errs *sink) (order, answer *os.File, wait func(), err error) {
 	var files []*os.File
 	defer func() {
 		if err != nil {
@@ -155,12 +160,7 @@ func startGuard(c Command) (order, answer *os.File, wait func(), err error) {
 	if in := c.Streams.Input; in != nil { // a nil *os.File is not a nil reader
 		cmd.Stdin = in
 	}
-	if out := c.Streams.Output; out != nil {
-		cmd.Stdout, cmd.Stderr = out, out
-	}
-	if errs := c.Streams.Errors; errs != nil {
-		cmd.Stderr = errs
-	}
+	cmd.Stdout, cmd.Stderr = out, errs
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a terminal's signals are for the caller
 	if err := cmd.Start(); err != nil {
 		return nil, nil, nil, fmt.Errorf("start a guard: %w", err)

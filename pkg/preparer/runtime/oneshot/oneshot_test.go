@@ -248,7 +248,8 @@ func TestDeathOfTheCallerKillsEverything(t *testing.T) {
 	})
 }
 
-// A guard that is killed -9 takes the program with it, also one that has another user.
+// A guard that is killed -9 takes the program with it, also one that has another user. What is left of that, and holds its streams, holds
+// nobody up.
 func TestDeathOfTheGuardKillsTheProgram(t *testing.T) {
 	t.Parallel()
 	out, err := os.OpenFile(filepath.Join(t.TempDir(), "out"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
@@ -256,7 +257,7 @@ func TestDeathOfTheGuardKillsTheProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	c := script("/", "echo $$ $PPID; exec sleep 1000")
+	c := script("/", "setsid sleep 1000 & echo $$ $PPID $!; exec sleep 1000")
 	c.Streams.Output, c.Isolation = out, &confine.Confinement{Isolation: rt.Isolation{UID: os.Getuid(), GID: os.Getgid()}}
 	if os.Getuid() == 0 {
 		c.Isolation.UID, c.Isolation.GID = 65534, 65534
@@ -266,20 +267,23 @@ func TestDeathOfTheGuardKillsTheProgram(t *testing.T) {
 		_, err := Run(t.Context(), c)
 		ended <- err
 	}()
-	var program, guard int
+	var program, guard, orphan int
 	eventually(t, func() error {
 		text, err := os.ReadFile(out.Name())
 		if err == nil {
-			_, err = fmt.Sscanln(string(text), &program, &guard)
+			_, err = fmt.Sscanln(string(text), &program, &guard, &orphan)
 		}
 		return err
 	})
-	t.Cleanup(func() { _ = unix.Kill(program, unix.SIGKILL) })
+	t.Cleanup(func() { _, _ = unix.Kill(program, unix.SIGKILL), unix.Kill(orphan, unix.SIGKILL) })
 	if err := unix.Kill(guard, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "without a result") {
 		t.Errorf("run of a guard that was killed: %v", err)
+	}
+	if !alive(orphan) {
+		t.Error("nothing is left that holds the streams")
 	}
 	eventually(t, func() error {
 		if alive(program) {

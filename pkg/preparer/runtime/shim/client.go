@@ -67,7 +67,7 @@ func Dial(cfg ClientConfig) (*Client, error) {
 	}
 	return &Client{
 		cfg: cfg, http: &http.Client{Transport: transport},
-		commands: commands{dir: filepath.Join(cfg.Dir, commandsName), beside: map[string]*beside{}},
+		commands: commands{dir: filepath.Join(cfg.Dir, commandsName), ended: map[string]chan struct{}{}},
 	}, nil
 }
 
@@ -85,7 +85,7 @@ func (c *Client) Start(ctx context.Context, spec runtime.Spec) error {
 
 // Stop implements runtime.Runtime. An error to test for: ErrUnreachable.
 func (c *Client) Stop(ctx context.Context, id string) error {
-	c.commands.end(id)
+	c.commands.stop(id)
 	err := c.call(ctx, http.MethodPost, stopPath, target{ID: id}, nil)
 	if err == nil {
 		err = c.commands.await(ctx, id)

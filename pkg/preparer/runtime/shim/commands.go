@@ -25,73 +25,61 @@ const commandsWait = 10 * time.Second
 type commands struct {
 	dir string
 
-	mu     sync.Mutex
-	beside map[string]*beside // by the id of the process
+	mu    sync.Mutex
+	ended map[string]chan struct{} // by the id of the process; closed once it is being stopped
 }
 
-// beside is what runs beside one process. The lock of commands guards it.
-type beside struct {
-	ending  bool                             // none may begin
-	running map[*context.CancelFunc]struct{} // what ends each
-}
-
-// of returns what runs beside a process. The caller holds c.mu.
-func (c *commands) of(id string) *beside {
-	b := c.beside[id]
-	if b == nil {
-		b = &beside{running: map[*context.CancelFunc]struct{}{}}
-		c.beside[id] = b
+// end returns what tells the commands beside a process to end.
+func (c *commands) end(id string) chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended[id] == nil {
+		c.ended[id] = make(chan struct{})
 	}
-	return b
+	return c.ended[id]
 }
 
-// begin notes a command, which cancel ends, unless its process is being stopped. What runs the command holds the file that comes back.
-func (c *commands) begin(id string, cancel context.CancelFunc) (lock *os.File, over func(), err error) {
+// begin returns a file for whatever runs a command to hold, unless the process is being stopped. The command must end when the channel is
+// closed: whoever stops the process closes that first, and looks at the file last.
+func (c *commands) begin(id string) (lock *os.File, ended <-chan struct{}, err error) {
 	lock, err = lockShared(filepath.Join(c.dir, id))
 	if err != nil {
 		return nil, nil, err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	b := c.of(id)
-	if b.ending {
+	ended = c.end(id)
+	if closed(ended) {
 		_ = lock.Close()
 		return nil, nil, runtime.ErrNotRunning
 	}
-	b.running[&cancel] = struct{}{}
-	return lock, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(b.running, &cancel)
-	}, nil
+	return lock, ended, nil
 }
 
-// end tells all commands beside a process to end, and keeps others from beginning until reopen is called.
-func (c *commands) end(id string) {
+// stop tells all commands beside a process to end, and keeps others from beginning until reopen is called.
+func (c *commands) stop(id string) {
+	ended := c.end(id)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	b := c.of(id)
-	b.ending = true
-	for cancel := range b.running {
-		(*cancel)()
+	if !closed(ended) {
+		close(ended)
 	}
 }
 
+// reopen lets commands run beside a process.
 func (c *commands) reopen(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.of(id).ending = false
+	if ended := c.ended[id]; ended != nil && closed(ended) {
+		delete(c.ended, id)
+	}
 }
 
-// forget drops what is known about a process that is no more. A file that a command still holds stays.
+// forget ends commands beside a process that is no more. A file that one still holds stays.
 func (c *commands) forget(id string) {
-	c.end(id)
+	c.stop(id)
+	c.reopen(id)
 	if free, err := c.free(id); err == nil && free {
 		_ = os.Remove(filepath.Join(c.dir, id)) // it is empty, and may be made again
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.beside, id)
 }
 
 // free reports whether nothing of any command beside a process is left.

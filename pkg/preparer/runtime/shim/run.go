@@ -27,12 +27,18 @@ func (c *Client) RunOnce(ctx context.Context, run runtime.Once, streams runtime.
 func (c *Client) Exec(ctx context.Context, id string, command []string, streams runtime.Streams) (runtime.Exit, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	lock, over, err := c.commands.begin(id, cancel)
+	lock, ended, err := c.commands.begin(id)
 	if err != nil {
 		return runtime.Exit{}, fmt.Errorf("run a command beside %s: %w", id, err)
 	}
-	defer over()
 	defer func() { _ = lock.Close() }() // it is closed already where the command was started
+	go func() {
+		select {
+		case <-ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	spec, err := c.specOf(ctx, id)
 	if err != nil {
 		return runtime.Exit{}, fmt.Errorf("run a command beside %s: %w", id, err)
