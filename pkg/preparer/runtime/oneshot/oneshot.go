@@ -22,7 +22,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
-	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
 )
 
 // Arg is the first argument of a process that is to call Exec before anything else.
@@ -32,9 +31,6 @@ const Arg = "oneshot-exec"
 // process in uninterruptible sleep must not hold it up.
 const killWait = 10 * time.Second
 
-// clearWait bounds how long the removal of a cgroup waits for what was killed in it.
-const clearWait = time.Second
-
 // Command is one program to run.
 type Command struct {
 	Argv      []string             `json:"argv"` // absolute path of the program, then its arguments
@@ -42,9 +38,6 @@ type Command struct {
 	Dir       string               `json:"dir"`  // working directory, absolute
 	Isolation *confine.Confinement `json:"isolation,omitempty"`
 	Streams   runtime.Streams      `json:"-"`
-
-	// OwnCgroup says that Isolation.Cgroup is this program's alone: what its guard has left in it is killed, and it is removed.
-	OwnCgroup bool `json:"own_cgroup,omitempty"`
 
 	// LockFile is kept open until nothing of the program is left, by who runs it and not by the program: a lock on it is held that
 	// long, also where the caller dies. Run closes it in this process.
@@ -63,7 +56,6 @@ func Run(ctx context.Context, c Command) (runtime.Exit, error) {
 	if err := c.validate(); err != nil {
 		return runtime.Exit{}, err
 	}
-	defer c.clearCgroup()
 	if ctx.Err() != nil {
 		return runtime.Exit{}, context.Cause(ctx)
 	}
@@ -102,22 +94,6 @@ func Run(ctx context.Context, c Command) (runtime.Exit, error) {
 		return runtime.Exit{}, fmt.Errorf("%w: %s", runtime.ErrNotStarted, r.Error)
 	}
 	return r.Exit, nil
-}
-
-// clearCgroup ends what is left of a program whose guard was killed, and removes its cgroup. One that stays costs next to
-// nothing, and the next run of the program has it again.
-func (c *Command) clearCgroup() {
-	if !c.OwnCgroup || c.Isolation == nil || c.Isolation.Cgroup == "" {
-		return
-	}
-	_ = isolate.Kill(c.Isolation.Cgroup)
-	for deadline := time.Now().Add(clearWait); ; {
-		if isolate.Remove(c.Isolation.Cgroup) == nil || time.Now().After(deadline) {
-			break
-		}
-		<-time.After(killGap)
-	}
-	isolate.Prune(filepath.Dir(c.Isolation.Cgroup))
 }
 
 func (c *Command) validate() error {

@@ -10,11 +10,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/shim"
 )
 
 // The tests of this file are about what runs once: programs by themselves, and commands beside a process.
@@ -235,5 +238,31 @@ func (b *bench) TestStopEndsCommands() {
 		b.failIf(!errors.Is(err, context.Canceled), "the command ended with %v", err)
 	case <-time.After(Timeout):
 		b.Error("the command has not ended")
+	}
+}
+
+// What a guard that was killed has left of a program ends when the next preparer starts, where there are cgroups.
+func (b *bench) TestBoundEndsWhatIsLeft() {
+	_, host := b.isolated("p", "")
+	if host.Cgroup == "" {
+		return // then only guards end it
+	}
+	left := filepath.Join(host.Cgroup, "hooks", "rc1.web.3.after_stop")
+	orphan := exec.CommandContext(b.Context(), "/bin/sleep", "1000")
+	err := confine.MakeCgroup(left)
+	if err == nil {
+		err = orphan.Start()
+	}
+	if err == nil {
+		err = confine.Write(left, confine.MembersFile, strconv.Itoa(orphan.Process.Pid))
+	}
+	if err == nil {
+		err = b.Runtime.(*shim.Client).Bound(0, 0)
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := orphan.Wait(); err == nil || err.Error() != "signal: killed" {
+		b.Errorf("it ended with %v, want a kill", err)
 	}
 }

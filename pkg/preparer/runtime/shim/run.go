@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
@@ -12,15 +13,32 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 )
 
+// clearWait bounds how long the removal of a cgroup waits for what was killed in it, and clearGap is between two looks.
+const (
+	clearWait = time.Second
+	clearGap  = 2 * time.Millisecond
+)
+
 // onceGroup is the part of the node's cgroup that programs are in which run once.
 const onceGroup = "hooks"
 
 // RunOnce implements runtime.Runtime. The supervisor has no part in it: the program ends with this process.
 func (c *Client) RunOnce(ctx context.Context, run runtime.Once, streams runtime.Streams) (runtime.Exit, error) {
-	return oneshot.Run(ctx, oneshot.Command{
-		Argv: run.Command, Env: run.Env, Dir: run.Dir, Streams: streams,
-		Isolation: c.confine(run.Isolation, filepath.Join(onceGroup, run.Name)), OwnCgroup: true,
-	})
+	confined := c.confine(run.Isolation, filepath.Join(onceGroup, run.Name))
+	if confined != nil && confined.Cgroup != "" {
+		defer clearCgroup(confined.Cgroup)
+	}
+	return oneshot.Run(ctx, oneshot.Command{Argv: run.Command, Env: run.Env, Dir: run.Dir, Isolation: confined, Streams: streams})
+}
+
+// clearCgroup ends what a guard that was killed has left, and removes the cgroup. One that stays costs next to nothing, and the next run of
+// the program has it again.
+func clearCgroup(dir string) {
+	_ = isolate.Kill(dir)
+	for deadline := time.Now().Add(clearWait); isolate.Remove(dir) != nil && time.Now().Before(deadline); {
+		<-time.After(clearGap)
+	}
+	isolate.Prune(filepath.Dir(dir))
 }
 
 // Exec implements runtime.Runtime. An error to test for besides: ErrUnreachable.
@@ -50,26 +68,32 @@ func (c *Client) Exec(ctx context.Context, id string, command []string, streams 
 
 // specOf returns what a process was started from. Whoever was told of the process needs no supervisor for that.
 func (c *Client) specOf(ctx context.Context, id string) (localSpec, error) {
-	var all snapshot
 	if seen := c.seen.Load(); seen != nil {
-		all = *seen
-	}
-	at, found := search(all.Processes, id)
-	if !found {
-		var err error
-		if all, err = c.poll(ctx, 0); err != nil {
-			return localSpec{}, err
+		if spec, ok := seen.beside(id); ok {
+			return spec, nil
 		}
-		at, found = search(all.Processes, id)
 	}
+	now, err := c.poll(ctx, 0)
+	if err != nil {
+		return localSpec{}, err
+	}
+	if spec, ok := now.beside(id); ok {
+		return spec, nil
+	}
+	return localSpec{}, runtime.ErrNotRunning
+}
+
+// beside returns what a process was started from, false when no command may run beside it.
+func (s *snapshot) beside(id string) (localSpec, bool) {
+	at, found := search(s.Processes, id)
 	if !found {
-		return localSpec{}, runtime.ErrNotRunning
+		return localSpec{}, false
 	}
-	switch st := all.Processes[at]; st.Phase {
+	switch st := s.Processes[at]; st.Phase {
 	case runtime.Unknown, runtime.Stopping, runtime.Stopped:
-		return localSpec{}, runtime.ErrNotRunning
+		return localSpec{}, false
 	default:
-		return st.Spec, nil
+		return st.Spec, true
 	}
 }
 
