@@ -107,6 +107,7 @@ var scenarios = map[string]func(*env){
 	"election-sample":   electionSample,
 	"legacy-scale":      legacyScale,
 	"local-service":     localService,
+	"each-node":         eachNode,
 }
 
 func TestScenario(t *testing.T) {

@@ -48,7 +48,7 @@ func Retarget(running Record, s Start) (Started, error) {
 func begin(s Start, running *Record) (Started, error) {
 	s = s.counted()
 	kind := s.Knobs.Kind()
-	if kind == InPlaceStrategy && s.nothingToUpgrade() {
+	if kind == InPlaceStrategy && s.nothingToUpgrade() && !s.New.EachNode() {
 		kind = AvailabilityStrategy // the first pods come as counts, in stages
 	}
 	if err := s.movable(kind); err != nil {
@@ -80,10 +80,13 @@ func begin(s Start, running *Record) (Started, error) {
 		rec.PreDeploy = &p
 	}
 	w := &Work{Record: &rec, obs: Observed{Now: s.Now, Epoch: s.Epoch}}
-	if kind == InPlaceStrategy {
-		err = w.beginInPlace(s, running)
-	} else {
+	switch {
+	case kind != InPlaceStrategy:
 		err = w.beginScaling(s, running, effect)
+	case s.New.EachNode() && len(s.Old) == 0:
+		w.beginOnEachNode(s)
+	default:
+		err = w.beginInPlace(s, running)
 	}
 	if err != nil {
 		return Started{}, err

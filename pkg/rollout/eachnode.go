@@ -51,6 +51,17 @@ func onlyInPlace(r *rc.RC) string {
 	}
 }
 
+// beginOnEachNode makes the first controller of a service. Its pods come to all nodes at once: there is nothing to go in stages.
+func (w *Work) beginOnEachNode(s Start) {
+	v := Revision{RC: s.New.ID, Name: s.New.Name, Rev: revisionOf(s.New), Manifest: s.New.ManifestDigest, Direction: Up, Before: w.Record.Groups}
+	v.final(w.Record.Total())
+	w.Record.Revisions = []Revision{v}
+	m := newMember(&w.Record.Revisions[0], Seen{RC: s.New}, s.Epoch)
+	m.Ctrl.InPlace = &rc.InPlace{}
+	m.read.Generation, m.bump = 0, true
+	w.Members = []*Member{m}
+}
+
 // recount lets an upgrade in place end with the pods that there are by now.
 func (w *Work) recount() {
 	up := w.Upward()

@@ -161,6 +161,12 @@ func TestOnlyInPlaceOnEachNode(t *testing.T) {
 			t.Errorf("%s: %v", kind, err)
 		}
 	}
+	another := rollout.Start{ID: "R", Service: "web", Now: t0, Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy}, Old: []rollout.Seen{newFleet().seen()}}
+	another.New = newFleet().rc
+	another.New.ID = "r2"
+	if _, err := rollout.Begin(another); !errors.Is(err, rollout.ErrRefused) {
+		t.Errorf("beside another controller without pods: %v", err)
+	}
 	rec := f.begin(t, rollout.Knobs{Strategy: rollout.InPlaceStrategy})
 	seen := rollout.Observed{Now: t0, Epoch: "n1", Revisions: map[string]rollout.Seen{"r1": f.seen()}}
 	started, err := rollout.Rescale(rec, nil, seen, "ann")
@@ -178,7 +184,7 @@ func TestTheFirstRolloutOnEachNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.take(t, started.RCs)
-	_, end := f.run(t, started.Record, func(look int, _ *rollout.Record) { f.pods = []string{"d1", "d1", "d1"}[:min(3, look)] })
+	_, end := f.run(t, started.Record, func(int, *rollout.Record) { f.pods = []string{"d1", "d1", "d1"} })
 	if end.State != rollout.Done || f.rc.Mutator != "" || f.rc.DeletedAt != nil {
 		t.Errorf("%s (%s): %+v", end.State, end.Reason, f.rc)
 	}

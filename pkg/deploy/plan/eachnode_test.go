@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -15,8 +16,8 @@ func TestAServiceOnEachNode(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t, "replicas=null", `mode="each-node"`))
 	r := &c.svc.Controllers[0]
-	if !r.RC.EachNode() || r.RC.ReplicaGroups != nil || r.RC.Check() != nil {
-		t.Fatalf("%+v", r.RC)
+	if err := errors.Join(r.RC.Check(), c.svc.Deployed.Check(), c.svc.History[0].Check()); err != nil || !r.RC.EachNode() || r.RC.ReplicaGroups != nil {
+		t.Fatalf("%v: %+v", err, r.RC)
 	}
 	r.Status = &rc.Status{ObservedGeneration: r.RC.Generation, Desired: 4, Placed: 4, Available: 4}
 	next := sample(t, "replicas=null", `mode="each-node"`, `pod.labels={"a":"b"}`)

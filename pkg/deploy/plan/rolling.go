@@ -174,6 +174,9 @@ func (p *planner) unfinished() bool {
 // unattached reports whether the last rollout has left the service without pods, and without volumes of pods that it had: another controller
 // may take the place of the one there is, whatever kind of pods it makes.
 func (p *planner) unattached() bool {
+	if p.current != nil && p.current.RC.EachNode() {
+		return false // its nodes may get pods at any moment
+	}
 	if e := p.svc.Entry(p.base.Revision); e == nil || e.Rollout == "" || e.Outcome == rollout.Done {
 		return false
 	}

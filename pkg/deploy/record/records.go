@@ -32,7 +32,7 @@ func (d *Deployed) Check() error {
 		return errors.New("the record names no service")
 	case d.Revision < 1 || d.RC == "":
 		return errors.New("the record names no revision, or no controller of it")
-	case d.Spec.Pod == nil || len(d.Spec.Groups()) == 0:
+	case d.Spec.Pod == nil || len(d.Spec.Groups()) == 0 && d.Spec.Mode != rc.EachNode:
 		return errors.New("the record has no document")
 	}
 	return nil
