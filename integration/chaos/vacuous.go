@@ -36,7 +36,8 @@ var checked = []string{
 const (
 	afterRestore = "R1 placed after a restore"
 	afterWipe    = "R1 adopted after a wipe"
-	bySelector   = "P3 selected" // in a run of a minute or more
+	onEachNode   = "P6 each node" // likewise
+	bySelector   = "P3 selected"  // in a run of a minute or more
 )
 
 // These are what rollouts are for, from everyKindFrom and from servicesFrom on.
@@ -79,7 +80,7 @@ func (r *report) missing() string {
 	}
 	needed := slices.Clone(checked)
 	if r.Task.Length >= everyKindFrom {
-		needed = append(needed, bySelector)
+		needed = append(needed, bySelector, onEachNode)
 	}
 	if r.Task.Rollouts && r.Task.Length >= everyKindFrom {
 		needed = append(needed, ofRollouts...)

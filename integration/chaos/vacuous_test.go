@@ -14,7 +14,7 @@ func full() *report {
 	r := &report{
 		Task:      &task{Length: time.Minute, Rollouts: true},
 		Faults:    map[string]int{"farm-kill": 2, "leader-kill": 1, failed("leader-kill"): 3},
-		Judgement: &checker.Result{Checked: map[string]int{bySelector: 1}, Relabelled: 1},
+		Judgement: &checker.Result{Checked: map[string]int{bySelector: 1, onEachNode: 1}, Relabelled: 1},
 	}
 	for _, group := range slices.Concat(checked, ofRollouts, ofServices) {
 		r.Judgement.Checked[group] = 1

@@ -127,6 +127,8 @@ func (w *workload) actOn(ctx context.Context, st *store.Store, rec store.Rec[rc.
 	switch {
 	case dice >= 46 && dice < 50:
 		return w.relabel(ctx, rng)
+	case dice < 50 && slot == eachSlot:
+		return "scale", nil // it has no number
 	case dice < 50, oneByOne && isLarge(slot):
 		rec.Value.ReplicaGroups = groups(slot, n)
 		return "scale", w.change(ctx, st, rec, nil, "scale", rng)
@@ -172,7 +174,7 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 	_ = c.resume(ctx) // farms that may stop nothing are not busy
 	recs, _, err := c.stores[rng.IntN(servers)].RCs.List(ctx, store.Default)
 	recs = slices.DeleteFunc(recs, func(r store.Rec[rc.RC]) bool {
-		return r.Value.Service != nil || r.Value.Mutator != "" // those are changed by rollouts
+		return r.Value.Service != nil || r.Value.Mutator != "" || r.Value.EachNode() // those are changed by rollouts, or have no number
 	})
 	if err != nil || len(recs) == 0 {
 		return
@@ -214,6 +216,10 @@ func (w *workload) find(ctx context.Context, st *store.Store, slot int) (store.R
 	return store.Rec[rc.RC]{}, store.ErrNotFound
 }
 
+// eachSlot is that of the controller with a pod on each node that matches. Its pods take no ports and no resources: each has only one node
+// where it may be.
+const eachSlot = 3
+
 // isLarge reports whether the controllers in a slot have many pods. They have no ports, which are few.
 func isLarge(slot int) bool { return slot%4 == 3 && slot > 3 }
 
@@ -249,6 +255,9 @@ func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *r
 	if rng.IntN(4) == 0 {
 		r.Strategy = rc.Static
 	}
+	if slot == eachSlot {
+		r.Mode, r.Strategy, r.ReplicaGroups, r.MaxPerNode, r.MaxSurge, r.NodeLoss = rc.EachNode, rc.Dynamic, nil, 0, nil, rc.NodeLoss{}
+	}
 	if isLarge(slot) {
 		r.MaxPerNode = 0
 	} else {
@@ -272,7 +281,7 @@ func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 	if slot%4 != 3 {
 		ports = append(ports, manifest.Port{Name: "http", Port: 8000 + slot/2})
 	}
-	if slot%4 >= 2 && !isLarge(slot) {
+	if slot%4 >= 2 && !isLarge(slot) && slot != eachSlot {
 		ports = append(ports, manifest.Port{Name: "admin", Dynamic: true})
 		if rng.IntN(2) == 0 {
 			ports = append(ports, manifest.Port{Name: fmt.Sprintf("extra-%d", rng.IntN(2)), Dynamic: true})
@@ -284,8 +293,11 @@ func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 	_, _ = hash.Write([]byte(name)) // never fails (hash.Hash)
 	much := hash.Sum32()
 	takes := manifest.Resources{CPU: manifest.Millicores(much%4) * someCPU, Memory: manifest.Bytes(much/4%4) * someMemory}
-	if isLarge(slot) {
+	switch {
+	case isLarge(slot):
 		takes = manifest.Resources{CPU: largeCPU}
+	case slot == eachSlot:
+		takes = manifest.Resources{}
 	}
 	return &manifest.Manifest{
 		Version: manifest.Version, ID: name, MinReady: new(field.Duration),
@@ -382,7 +394,7 @@ func (w *workload) sayOnce(ctx context.Context, said map[string]bool) error {
 			continue // a rollout says its controllers again
 		}
 		r.Value.Disabled = false
-		if least := r.Value.MinAvailable; least != nil && *least >= r.Value.Desired() {
+		if least := r.Value.MinAvailable; least != nil && (*least >= r.Value.Desired() || r.Value.EachNode()) {
 			r.Value.MinAvailable = nil // it may leave no room for what is left to be done, as a status says
 		}
 		if err := writeRC(call, st, r, nil, "apply again", true); err != nil {

@@ -172,7 +172,7 @@ func (j *judgement) staying(w *Write, by *stopsBy, pods map[string]map[string]in
 			switch {
 			case begun && rc.DeletedAt != nil:
 				running = 0
-			case begun && !rc.Disabled:
+			case begun && !rc.Disabled && !rc.eachNode():
 				running = min(running, rc.wanted(role))
 			}
 			n += running

@@ -229,6 +229,7 @@ func (j *judgement) rules(w *Write) {
 	j.lostRightly(w)
 	j.confirmed(w)
 	j.minimum(w)
+	j.eachNode(w)
 	j.disabled(w)
 	j.static(w)
 	j.synced(w)

@@ -29,7 +29,7 @@ func (j *judgement) minimum(w *Write) {
 		if rc.DeletedAt == nil && own {
 			j.aboveMinimum(w, rc, taken)
 		}
-		if placed {
+		if placed && !rc.eachNode() {
 			j.belowSurge(w, rc)
 		}
 	}

@@ -99,6 +99,10 @@ func (j *judgement) unasked(w *Write, in *intent, node string) string {
 		return "it was adopted at the present generation and must stay"
 	case j.forced(w, node):
 		return ""
+	case rc.eachNode() && j.asksFor(w, rc, node) && !w.othersOn(rc.ID, node, in.id()):
+		return node + " asks for it"
+	case rc.eachNode():
+		return ""
 	case !rc.staysPut() && (!w.state.mayStay(rc, node) || j.drained(w, node) || j.unselected(w, rc, node)):
 		return ""
 	}

@@ -91,6 +91,7 @@ type controller struct {
 	Manifests     map[string]string `json:"group_manifests"`
 	Strategy      string            `json:"strategy"`
 	NodeSelector  string            `json:"node_selector"`
+	Mode          string            `json:"mode"`
 	ReplicaGroups []struct {
 		Role  string `json:"role"`
 		Count int    `json:"count"`

@@ -102,6 +102,9 @@ func (j *judgement) boundedLately(w *Write, rc *controller) bool {
 // limits returns the minimum that is in force for a controller, and the one that was in force a moment ago.
 func (j *judgement) limits(w *Write, rc *controller) []limit {
 	own := limit{rcs: []string{rc.ID}, least: rc.minimum()}
+	if rc.eachNode() {
+		own.least = j.leastOnEach(w, rc)
+	}
 	if rc.Service == nil {
 		return []limit{own}
 	}
