@@ -78,6 +78,7 @@ var scenarios = map[string]func(*env){
 	"revoked":           revoked,
 	"dynamic-ports":     dynamicPorts,
 	"services":          services,
+	"roles":             roles,
 	"default-install":   defaultInstall,
 	"two-hosts":         twoHosts,
 	"sick-move":         sickMove,
