@@ -125,6 +125,13 @@ func (c *commits) placed() int {
 	return c.pods
 }
 
+// refusals returns how many batches with pods were refused.
+func (c *commits) refusals() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.refused
+}
+
 // refusedShare is of the batches with pods, once the farms have stopped.
 func (c *commits) refusedShare() float64 {
 	c.mu.Lock()

@@ -33,6 +33,7 @@ var benchmarks = []benchmark{
 	{"failover", 4 * time.Minute, failoverBench},
 	{"failover-large", 5 * time.Minute, failoverLargeBench},
 	{"full", 5 * time.Minute, fullBench},
+	{"tight", 5 * time.Minute, tightBench},
 	{"change", 4 * time.Minute, changeBench},
 	{"large", 4 * time.Minute, largeBench},
 	{"idle", 3 * time.Minute, idleBench},
@@ -53,7 +54,7 @@ type options struct {
 	idleFor                         time.Duration
 	lostNodes, lostRCs              int
 	stormRCs                        int
-	largeRCs, fullNodes             int
+	largeRCs, fullNodes, tightRCs   int
 	rolloutPods, rollouts           int
 	logs, profiles, json, farm, run string
 }
@@ -78,6 +79,7 @@ func (o *options) flags() {
 	flag.IntVar(&o.rolloutPods, "rollout-pods", 1000, "rollout: replicas of the large service")
 	flag.IntVar(&o.rollouts, "rollouts", 50, "rollout: services of 20 replicas that are rolled out at once")
 	flag.IntVar(&o.fullNodes, "full-nodes", 10_000, "full: nodes")
+	flag.IntVar(&o.tightRCs, "tight-rcs", 100, "tight: controllers of 4 replicas of each size")
 	flag.StringVar(&o.logs, "logs", "", "`DIRECTORY` for the farms' logs; empty: they are dropped")
 	flag.StringVar(&o.profiles, "profiles", "", "`DIRECTORY` for CPU profiles of the parts whose farms run in this program")
 	flag.StringVar(&o.json, "json", "bin/bench.json", "`FILE` for the results, below the repository")

@@ -33,6 +33,7 @@ type candidates struct {
 	early    map[string]store.Rec[node.Reservation]
 	looked   int      // at how many nodes' reservations
 	full     []string // as far as is known: they are looked at last
+	last     bool     // there are only those left
 }
 
 // guess takes nodes before the plan is computed where it will most likely ask for some: what is taken on them comes with
@@ -42,7 +43,7 @@ func (f *finder) guess(ctx context.Context) error {
 	if f.kit.outside != nil || s.Hold != "" || s.RC.Disabled || s.RC.DeletedAt != nil {
 		return nil
 	}
-	if !f.roomKnown(s) {
+	if !f.roomKnown(s) || s.Manifest == nil && f.kit.usage.tight(len(s.Nodes)) {
 		return nil
 	}
 	n := s.RC.Desired()

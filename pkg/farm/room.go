@@ -110,7 +110,8 @@ func (f *finder) search(ctx context.Context, plan *reconcile.Plan, look placemen
 	}
 	f.nodes.count(s, plan)
 	for first := true; len(left) > 0 && f.moreNodes(); first = false {
-		names, reservations, err := f.nextNodes(ctx, len(left), first && look.All)
+		unseen := look.All && !f.nodes.last && (first || f.kit.usage.tight(len(s.Nodes))) // those are known to be full that are
+		names, reservations, err := f.nextNodes(ctx, len(left), unseen)
 		if err != nil {
 			return nil, 0, nil, err
 		}
@@ -163,7 +164,7 @@ func (f *finder) putOffFull() {
 func (f *finder) moreNodes() bool {
 	n := f.nodes
 	if n.pool.Empty() && len(n.guessed) == 0 && len(n.full) > 0 {
-		n.pool, n.full = scheduler.Pool{Rest: scheduler.Preference{Order: placement.InOrder(n.full)}}, []string{}
+		n.pool, n.full, n.last = scheduler.Pool{Rest: scheduler.Preference{Order: placement.InOrder(n.full)}}, []string{}, true
 	}
 	return !n.pool.Empty() || len(n.guessed) > 0
 }

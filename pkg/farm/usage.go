@@ -51,6 +51,13 @@ func (u *usageView) wrote(writes []store.ReservationWrite, landed bool, now time
 	}
 }
 
+// tight reports whether most nodes were looked at in vain not long ago: then it is better to know what a pod needs before nodes are taken for it.
+func (u *usageView) tight(nodes int) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return 2*len(u.seen) > nodes
+}
+
 // full returns the nodes that have no room for a pod, as far as is known, and forgets what is too old.
 func (u *usageView) full(nodes map[string]*node.View, want node.Claim, dynamic int, now time.Time) map[string]bool {
 	u.mu.Lock()
