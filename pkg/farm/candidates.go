@@ -31,9 +31,8 @@ type candidates struct {
 	mine     func(nodeName string) bool // this farm tries the node first; nil: the pool has those apart
 	guessed  []string                   // taken before the plan was computed, until they are used
 	early    map[string]store.Rec[node.Reservation]
-	looked   int      // at how many nodes' reservations
-	full     []string // as far as is known: they are looked at last
-	last     bool     // there are only those left
+	looked   int  // at how many nodes' reservations
+	last     bool // those that were full as far as is known are tried, too
 }
 
 // guess takes nodes before the plan is computed where it will most likely ask for some: what is taken on them comes with
@@ -43,7 +42,7 @@ func (f *finder) guess(ctx context.Context) error {
 	if f.kit.outside != nil || s.Hold != "" || s.RC.Disabled || s.RC.DeletedAt != nil {
 		return nil
 	}
-	if !f.roomKnown(s) || s.Manifest == nil && f.kit.usage.tight(len(s.Nodes)) {
+	if !f.roomKnown(s) || s.Manifest == nil && f.kit.usage.tight(len(s.Nodes), s.Now) {
 		return nil
 	}
 	n := s.RC.Desired()

@@ -13,6 +13,21 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
+// claim adds claims to a node's reservation, besides what farms write.
+func (c *cluster) claim(name string, claims map[string]node.Claim) {
+	c.t.Helper()
+	consultest.Eventually(c.t, soon, func() error {
+		found, _, err := c.store.ReservationsOf(c.t.Context(), []string{name})
+		if err != nil {
+			return err
+		}
+		res := found[name].Value.Clone()
+		maps.Copy(res.Claims, claims)
+		_, err = c.client.Commit(c.t.Context(), []consul.Op{consul.CAS(c.store.Keys().Reservations.Key(name), mustJSON(c.t, res), found[name].Index)})
+		return err
+	})
+}
+
 // Shares that nobody has any more are released without an operator: of a living controller, and of one that is gone. What is placed, what its node runs without an intent,
 // what is the node's own and what does not say whose it is stays.
 func TestLeakedSharesAreReleased(t *testing.T) {
@@ -26,20 +41,11 @@ func TestLeakedSharesAreReleased(t *testing.T) {
 	leaked := []pod.Identity{{RCID: "web", Role: "main", Index: 7}, {RCID: "gone", Role: "main"}}
 	local := pod.Identity{RCID: "local-agent", Role: "default"}
 
-	key := c.store.Keys().Reservations.Key("n1")
-	consultest.Eventually(t, soon, func() error { // besides what the farm writes
-		found, _, err := c.store.ReservationsOf(t.Context(), []string{"n1"})
-		if err != nil {
-			return err
-		}
-		res := found["n1"].Value.Clone()
-		for _, id := range append(leaked, local) {
-			res.Claims[id.String()] = node.NewClaim(id, map[string]int{"http": 9000 + id.Index}, 100, 0)
-		}
-		res.Claims["of/nobody.0"] = node.Claim{CPU: 1}
-		_, err = c.client.Commit(t.Context(), []consul.Op{consul.CAS(key, mustJSON(t, res), found["n1"].Index)})
-		return err
-	})
+	claims := map[string]node.Claim{"of/nobody.0": {CPU: 1}}
+	for _, id := range append(leaked, local) {
+		claims[id.String()] = node.NewClaim(id, map[string]int{"http": 9000 + id.Index}, 100, 0)
+	}
+	c.claim("n1", claims)
 	want := []string{local.String(), "of/nobody.0", placed.String()}
 	slices.Sort(want)
 	consultest.Eventually(t, soon, func() error {

@@ -109,11 +109,14 @@ func (f *finder) search(ctx context.Context, plan *reconcile.Plan, look placemen
 		f.nodes.only(look)
 	}
 	f.nodes.count(s, plan)
-	for first := true; len(left) > 0 && f.moreNodes(); first = false {
-		unseen := look.All && !f.nodes.last && (first || f.kit.usage.tight(len(s.Nodes))) // those are known to be full that are
+	for first := true; len(left) > 0 && (!f.nodes.pool.Empty() || len(f.nodes.guessed) > 0); first = false {
+		unseen := look.All && !f.nodes.last && (first || f.kit.usage.tight(len(s.Nodes), s.Now)) // those are known to be full that are
 		names, reservations, err := f.nextNodes(ctx, len(left), unseen)
 		if err != nil {
 			return nil, 0, nil, err
+		}
+		if len(names) == 0 && !f.putOnFull() {
+			break
 		}
 		if left = f.place(plan, left, names, reservations); len(left) > 0 {
 			f.kit.usage.saw(f.reserved, s.Now)
@@ -137,36 +140,22 @@ func (f *finder) search(ctx context.Context, plan *reconcile.Plan, look placemen
 	return left, wait, why, nil
 }
 
-// putOffFull takes the nodes out that have no room for the pods as far as this farm knows: they are looked at when no other has room.
+// putOffFull has those nodes not tried for now that have no room for the pods as far as this farm knows.
 func (f *finder) putOffFull() {
-	n := f.nodes
-	if n.strict || n.full != nil {
+	n, s := f.nodes, f.snapshot
+	if n.strict || n.last {
 		return
 	}
-	s := f.snapshot
 	full := f.kit.usage.full(s.Nodes, reconcile.NewClaim(s, pod.Identity{}), len(s.Placing().DynamicPorts()), s.Now)
-	if len(full) == 0 {
-		return
-	}
-	for _, p := range []*scheduler.Preference{&n.pool.Preferred, &n.pool.Rest} {
-		var off []string
-		for name := range p.All() {
-			if full[name] {
-				off = append(off, name)
-			}
-		}
-		p.Take(off)
-		n.full = append(n.full, off...)
-	}
+	n.pool.Preferred.Skip, n.pool.Rest.Skip = full, full
 }
 
-// moreNodes reports whether there are nodes that were not looked at. Those that seemed full come when there are no others.
-func (f *finder) moreNodes() bool {
+// putOnFull has all nodes tried from now on, and reports whether some were not.
+func (f *finder) putOnFull() bool {
 	n := f.nodes
-	if n.pool.Empty() && len(n.guessed) == 0 && len(n.full) > 0 {
-		n.pool, n.full, n.last = scheduler.Pool{Rest: scheduler.Preference{Order: placement.InOrder(n.full)}}, []string{}, true
-	}
-	return !n.pool.Empty() || len(n.guessed) > 0
+	skipped := n.pool.Preferred.Skip != nil && !n.pool.Empty()
+	n.pool.Preferred.Skip, n.pool.Rest.Skip, n.last = nil, nil, true
+	return skipped
 }
 
 // place places pods on some nodes as far as they fit, and returns those left over.

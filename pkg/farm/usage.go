@@ -1,6 +1,7 @@
 package farm
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -17,6 +18,8 @@ const usageAge = time.Minute
 type usageView struct {
 	mu   sync.Mutex
 	seen map[string]seenUsage
+	// pruned is when what was too old was forgotten.
+	pruned time.Time
 }
 
 type seenUsage struct {
@@ -52,29 +55,28 @@ func (u *usageView) wrote(writes []store.ReservationWrite, landed bool, now time
 }
 
 // tight reports whether most nodes were looked at in vain not long ago: then it is better to know what a pod needs before nodes are taken for it.
-func (u *usageView) tight(nodes int) bool {
+func (u *usageView) tight(nodes int, now time.Time) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	if now.Sub(u.pruned) > usageAge/4 {
+		u.pruned = now
+		maps.DeleteFunc(u.seen, func(_ string, s seenUsage) bool { return now.Sub(s.at) > usageAge })
+	}
 	return 2*len(u.seen) > nodes
 }
 
-// full returns the nodes that have no room for a pod, as far as is known, and forgets what is too old.
-func (u *usageView) full(nodes map[string]*node.View, want node.Claim, dynamic int, now time.Time) map[string]bool {
+// full returns what tells which nodes have no room for a pod, as far as is known; nil: nothing is.
+func (u *usageView) full(nodes map[string]*node.View, want node.Claim, dynamic int, now time.Time) func(name string) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	var found map[string]bool
-	for name, s := range u.seen {
-		v := nodes[name]
-		if v == nil || now.Sub(s.at) > usageAge {
-			delete(u.seen, name)
-			continue
-		}
-		if s.used.Refuses(v, want, dynamic) != "" {
-			if found == nil {
-				found = map[string]bool{}
-			}
-			found[name] = true
-		}
+	if len(u.seen) == 0 {
+		return nil
 	}
-	return found
+	return func(name string) bool {
+		u.mu.Lock()
+		s, noted := u.seen[name]
+		u.mu.Unlock()
+		v := nodes[name]
+		return noted && v != nil && now.Sub(s.at) <= usageAge && s.used.Refuses(v, want, dynamic) != ""
+	}
 }

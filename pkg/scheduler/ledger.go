@@ -27,6 +27,8 @@ func (p *Pool) Empty() bool { return p.Preferred.Left()+p.Rest.Left() == 0 }
 type Preference struct {
 	Order Order
 	Turns Turns // instead, where pods are spread over a label
+	// Skip tells which nodes are not tried for now, such as those that are known to be full; nil: none.
+	Skip  func(name string) bool
 	taken map[string]bool
 }
 
@@ -44,7 +46,7 @@ type Turns interface {
 	Usable(usable, better func(name string) bool) iter.Seq2[string, int]
 }
 
-// Left returns how many nodes are left.
+// Left returns how many nodes are left, those included that are not tried for now.
 func (p *Preference) Left() int {
 	if p.Turns != nil {
 		return p.Turns.Len() - len(p.taken)
@@ -70,7 +72,7 @@ func (p *Preference) those(fit func(name string) bool) iter.Seq[string] {
 			return
 		}
 		for name := range p.Order.All() {
-			if !p.taken[name] && fit(name) && !yield(name) {
+			if p.tried(name) && fit(name) && !yield(name) {
 				return
 			}
 		}
@@ -80,12 +82,25 @@ func (p *Preference) those(fit func(name string) bool) iter.Seq[string] {
 // spreading yields the nodes that fit, where pods are spread: better ones first where that spreads no worse.
 func (p *Preference) spreading(fit, better func(name string) bool) iter.Seq[string] {
 	return func(yield func(string) bool) {
-		for name := range p.Turns.Usable(func(name string) bool { return !p.taken[name] && fit(name) }, better) {
+		for name := range p.Turns.Usable(func(name string) bool { return p.tried(name) && fit(name) }, better) {
 			if !yield(name) {
 				return
 			}
 		}
 	}
+}
+
+// tried reports whether a node is tried now.
+func (p *Preference) tried(name string) bool {
+	return !p.taken[name] && (p.Skip == nil || !p.Skip(name))
+}
+
+// upTo returns how many nodes there are to be tried now, or the number given if they are more.
+func (p *Preference) upTo(n int) int {
+	if p.Skip == nil {
+		return min(n, p.Left())
+	}
+	return len(first(n, p.All()))
 }
 
 // Take takes nodes out.
@@ -129,7 +144,7 @@ func (l *Ledger) Take(ctx context.Context, from *Pool, pods int, wait bool) (som
 		}
 		free := l.free(&from.Preferred, most)
 		best := l.best(&from.Preferred, min(enough, MinCandidates))
-		if wait && (len(free) < enough && len(free) < from.Preferred.Left() || slices.ContainsFunc(best, l.isBusy)) {
+		if wait && (len(free) < enough && len(free) < from.Preferred.upTo(enough) || slices.ContainsFunc(best, l.isBusy)) {
 			if l.freed == nil {
 				l.freed = make(chan struct{})
 			}
