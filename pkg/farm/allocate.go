@@ -217,7 +217,7 @@ func (b *booking) allocate(ctx context.Context, plan *reconcile.Plan) ([]placeme
 		case slices.Contains(avoid[a.Pod], a.Node):
 			b.kit.books.ignore(s.RC.ID, a.Node, fmt.Sprintf("%s is or was there", a.Pod)) // and keeps its share
 		case !eligible[a.Node]:
-			b.kit.books.ignore(s.RC.ID, a.Node, "it is not among the eligible nodes")
+			b.kit.books.ignore(s.RC.ID, a.Node, "it is not eligible, or the scheduler's EligibleNodes has left it out")
 			back = append(back, a)
 		default:
 			usable = append(usable, a)

@@ -139,7 +139,11 @@ func (ps *placing) assignAllocated(ctx context.Context, plan *reconcile.Plan) er
 	for _, a := range assigned {
 		plan.Changes = append(plan.Changes, placer.On(a.Pod, a.Node))
 	}
-	ps.assigned(plan, placed, unplaced(plan.Adds, assigned), reconcile.RoomRetry, ps.room.nodes.others)
+	left, why := unplaced(plan.Adds, assigned), ps.room.nodes.others
+	if len(left) > 0 && len(why) == 0 {
+		why = scheduler.Reasons{notGiven: ps.room.nodes.pool.Preferred.Left()}
+	}
+	ps.assigned(plan, placed, left, reconcile.RoomRetry, why)
 	return nil
 }
 
@@ -148,6 +152,7 @@ func (ps *placing) unscheduled(ctx context.Context, plan *reconcile.Plan, failur
 	if ctx.Err() != nil {
 		return failure
 	}
+	ps.mem.booked = nil // whoever failed may have begun anew, without them
 	ps.log.WithError(failure).WithField(obs.Desired, plan.Status.Desired).Warn("nothing can be placed")
 	plan.Unscheduled(ps.snapshot, failure.Error())
 	ps.kit.metrics.short(ps.id, len(plan.Adds), nil)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -29,6 +30,12 @@ const (
 	callAllocate   = "allocate"
 	callDeallocate = "deallocate"
 	badAnswer      = "answer"
+)
+
+// Why nodes take no pods, where an outside scheduler does not say so itself.
+const (
+	leftOut  scheduler.Reason = "left out by the scheduler"
+	notGiven scheduler.Reason = "not given by the scheduler"
 )
 
 var schedulerCalls = []string{callEligible, callBooks, callAllocate, callDeallocate, badAnswer}
@@ -70,8 +77,13 @@ func (o *outside) eligible(ctx context.Context, v *scheduler.View) (nodes []stri
 	if err != nil {
 		return nil, nil, err
 	}
+	open, excluded := v.Eligible()
 	if others == nil {
-		_, others = v.Eligible() // the status says at least why the rule leaves nodes out
+		others = excluded // the status says at least why the rule leaves nodes out
+	}
+	silent := len(open)
+	for _, n := range others.Others() {
+		silent -= n
 	}
 	seen := map[string]bool{}
 	for _, name := range names {
@@ -85,6 +97,10 @@ func (o *outside) eligible(ctx context.Context, v *scheduler.View) (nodes []stri
 			continue
 		}
 		nodes = append(nodes, name)
+	}
+	if silent -= len(nodes); silent > 0 {
+		others = maps.Clone(others)
+		others[leftOut] = silent
 	}
 	return nodes, others, nil
 }

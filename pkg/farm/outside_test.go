@@ -519,6 +519,25 @@ func TestBadNamesOfASchedulerAreIgnored(t *testing.T) {
 	}
 }
 
+// A status says so where a scheduler leaves nodes out, or gives none, without a reason.
+func TestASchedulerThatGivesNoReason(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.node("n2", nil, nil)
+	k := newKeeper()
+	k.eligible = []string{}
+	c.bookedFarm("f1", k, &recorder{}, &faulty{})
+	c.apply("web", testManifest("web", 0), replicas(1))
+	c.condition("web", rc.InsufficientNodes, true, rc.TakeNone+"left out by the scheduler: 2")
+	k.set(func() {
+		k.eligible = nil
+		k.answer = func([]scheduler.Allocation) []scheduler.Allocation { return nil }
+	})
+	c.ring("web")
+	c.condition("web", rc.InsufficientNodes, true, rc.TakeNone+"not given by the scheduler: 2")
+}
+
 // A static controller keeps its nodes: nothing is allocated or given back because a node does not match any more.
 func TestAStaticControllerKeepsItsAllocations(t *testing.T) {
 	t.Parallel()
@@ -667,6 +686,10 @@ func TestARemoteSchedulerMayBeAway(t *testing.T) {
 			c.apply("web", testManifest("web", 0), replicas(3))
 			c.condition("web", rc.SchedulerFailing, true, "2 of 3 replicas have no node: the scheduler: ")
 			c.condition("web", rc.SchedulerFailing, true, tt.says)
+			k, keeps := tt.scheduler.(*keeper)
+			if keeps {
+				k.set(func() { clear(k.allocations) }) // it starts again, with nothing in its books
+			}
 			if now := c.running("web"); !maps.EqualFunc(now, before, slices.Equal[[]string]) {
 				t.Errorf("it ran on %v, and while the scheduler is away on %v", before, now)
 			}
@@ -674,7 +697,7 @@ func TestARemoteSchedulerMayBeAway(t *testing.T) {
 			c.ring("web")
 			c.converged("web", 3)
 			c.condition("web", rc.SchedulerFailing, false, "")
-			if k, ok := tt.scheduler.(*keeper); ok {
+			if keeps {
 				c.inBooks(k, "web")
 			}
 			c.apply("web", testManifest("web", 0), func(r *rc.RC) { now := time.Now(); r.DeletedAt = &now })

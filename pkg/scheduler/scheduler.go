@@ -16,14 +16,15 @@ import (
 // Scheduler chooses nodes for pods. Every method may be called again with the same arguments, after a failure and by the next owner of a
 // controller, and by several goroutines at once. A method must return when its context ends, and must not keep the view.
 type Scheduler interface {
-	// EligibleNodes returns names of nodes in the order in which they should be tried, and counts other nodes by why they are not
+	// EligibleNodes is asked first, of schedulers with books too: a share of a node that it left out is given back. It returns names of nodes in the order in which they should be tried, and counts other nodes by why they are not
 	// among them, for people; nil: as View.Eligible does. Of a scheduler without books a pod goes to the first node that has room, of those with the
 	// fewest pods of its controller: the order decides among equals. What else nodes have is for the scheduler to consider. One that packs a
 	// controller's pods, or balances zones, implements Books, and is asked for the node of each pod. A name
 	// that is unknown, repeated, or of a node that is not among View.Eligible is ignored, logged and counted.
 	EligibleNodes(ctx context.Context, v *View) (nodes []string, refused Reasons, err error)
 	// AllocateNodes gives each replica a share of one node, and returns those that it gave. A replica that has a share of a node that it
-	// need not avoid gets that one. Replicas that no node takes are absent from the answer. An error says that it is not known what
+	// need not avoid gets that one, or another if it must leave it by now: the former share is given back. Replicas that no node takes are absent
+	// from the answer; the status counts what EligibleNodes refused, so that a node which is known to be full is better left out there. An error says that it is not known what
 	// was given. It is asked of schedulers with books, before a placement is written.
 	//
 	// The view does not tell what is taken on nodes. A share that does not fit there is given back with DeallocateNodes, and the replica asked for
