@@ -148,7 +148,7 @@ func (f *Farm) own(ctx context.Context) error {
 			}
 			f.sessionEvents(event, s, err)
 		},
-		Meta: map[string]string{"rcfarm_prefix": f.cfg.Prefix},
+		Meta: f.store.FarmMeta(),
 		OnRenewed: func(ctx context.Context, s *consul.Session, every time.Duration) error {
 			return f.store.FarmHeard(ctx, s, f.cfg.ID, every)
 		},

@@ -394,15 +394,22 @@ func (s *Agents) Passing(ctx context.Context) ([]string, error) {
 	return field.Each(metas, func(meta map[string]string) string { return meta[nodeMeta] }), err
 }
 
-// Keys in the meta of a preparer's service. Clusters that share a Consul differ in the prefix.
+// Keys in the meta of a daemon's service. Clusters that share a Consul differ in the prefix.
 const (
 	nodeMeta   = "rcfarm_preparer"
 	prefixMeta = "rcfarm_prefix"
+	// emulatesMeta is what the daemon emulates, for whoever makes the first records (ADR 28).
+	emulatesMeta = "rcfarm_emulates"
 )
+
+// FarmMeta returns the meta under which a farm's liveness must be registered.
+func (s *Agents) FarmMeta() map[string]string {
+	return map[string]string{prefixMeta: s.keys.Prefix(), emulatesMeta: s.guard.own()}
+}
 
 // PreparerMeta returns the meta under which a preparer's liveness must be registered.
 func (s *Agents) PreparerMeta(nodeName string) map[string]string {
-	return map[string]string{nodeMeta: nodeName, prefixMeta: s.keys.Prefix()}
+	return map[string]string{nodeMeta: nodeName, prefixMeta: s.keys.Prefix(), emulatesMeta: s.guard.own()}
 }
 
 // IsLocked reports whether another session than this one owns a controller.

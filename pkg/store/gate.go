@@ -32,6 +32,22 @@ func (s *Views) PresentGate(ctx context.Context) (Rec[Gate], error) {
 	return rec, err
 }
 
+// firstGate returns the gate of a cluster without records: what this program emulates, as nothing is there that others have written. But it
+// may be one that was wiped. Then other daemons live, and Consul's catalog tells what they emulate; where that cannot be read it is the oldest.
+func (s *db) firstGate(ctx context.Context) Gate {
+	living := []feature.Writer{{Emulates: s.guard.own()}}
+	for _, kind := range []string{"farm", "preparer"} {
+		metas, err := s.c.Catalog.Passing(ctx, consul.ServiceName(kind), prefixMeta, s.keys.Prefix())
+		if err != nil {
+			living = append(living, feature.Writer{})
+		}
+		for _, meta := range metas {
+			living = append(living, feature.Writer{Emulates: meta[emulatesMeta]})
+		}
+	}
+	return Gate{Version: feature.Next(feature.Oldest, living), By: "the first writer", At: time.Now().UTC().Truncate(time.Second)}
+}
+
 // raiseGate returns what makes the gate a version, if it is as it was read.
 func (s *db) raiseGate(rec Rec[Gate], to, farmID string) []consul.Op {
 	next := Gate{Version: to, By: farmID, At: time.Now().UTC().Truncate(time.Second)}

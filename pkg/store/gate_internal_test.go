@@ -205,3 +205,47 @@ func TestSilentGuard(t *testing.T) {
 		}
 	})
 }
+
+// The first writer of a cluster makes its gate: as new as it is itself, but no newer than what lives there, as after a wipe.
+func TestFirstGate(t *testing.T) {
+	t.Parallel()
+	first := func(st *Store) string {
+		t.Helper()
+		if _, err := st.EnsureSchema(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		gate, err := st.PresentGate(t.Context())
+		if err != nil || gate.Index == 0 {
+			t.Fatalf("%+v, %v", gate, err)
+		}
+		return gate.Value.Version
+	}
+	if got := first(empty(t).beside(t, "0.3.0")); got != "0.3.0" {
+		t.Errorf("where nobody lives it is %s", got)
+	}
+	st := empty(t)
+	older, newer := st.beside(t, "0.2.0"), st.beside(t, "0.3.0")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	role := func(ctx context.Context, _ *consul.Session) error {
+		consultest.Eventually(t, time.Minute, func() error { // until the check passes
+			metas, err := newer.c.Catalog.Passing(ctx, consul.ServiceName("farm"), prefixMeta, st.keys.Prefix())
+			if err == nil && len(metas) == 0 {
+				err = errors.New("not there")
+			}
+			return err
+		})
+		if got := first(newer); got != "0.2.0" {
+			t.Errorf("beside an older one it is %s", got)
+		}
+		cancel()
+		return context.Cause(ctx)
+	}
+	session := consul.SessionConfig{Kind: "farm", Name: "f1", TTL: time.Minute, Journal: noJournal{}, Meta: older.FarmMeta()}
+	if err := st.c.RunSession(ctx, session, role); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if meta := older.PreparerMeta("n1")[emulatesMeta]; meta != "0.2.0" {
+		t.Errorf("a preparer says %q", meta)
+	}
+}

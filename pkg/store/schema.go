@@ -56,7 +56,7 @@ func newSchema(above ...string) Schema {
 	return s
 }
 
-// EnsureSchema returns the schema record. When it is missing it is created, together with the breaker and the shared
+// EnsureSchema returns the schema record. When it is missing it is created, together with the gate, the breaker and the shared
 // marker keys that are missing, so that two first writers cannot both succeed.
 func (s *db) EnsureSchema(ctx context.Context) (Rec[Schema], error) {
 	return backoff.Retry(ctx, func() (Rec[Schema], error) {
@@ -91,7 +91,7 @@ func tries() []backoff.RetryOption {
 }
 
 func (s *db) createSchema(ctx context.Context) error {
-	optional := append(s.keys.markers(), s.keys.Breaker.Key())
+	optional := append(s.keys.markers(), s.keys.Breaker.Key(), s.keys.Gate.Key())
 	found, err := s.c.GetMany(ctx, optional, consul.Consistent)
 	if err != nil {
 		return err
@@ -102,8 +102,11 @@ func (s *db) createSchema(ctx context.Context) error {
 			continue
 		}
 		var value []byte
-		if key == s.keys.Breaker.Key() {
+		switch key {
+		case s.keys.Breaker.Key():
 			value = encode(Breaker{})
+		case s.keys.Gate.Key():
+			value = encode(s.firstGate(ctx))
 		}
 		ops = append(ops, consul.CAS(key, value, 0))
 	}
