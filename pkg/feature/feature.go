@@ -25,7 +25,11 @@ type Feature struct {
 type Table []Feature
 
 // Known are the features of this program.
-var Known = Table{}
+var Known = Table{
+	{Name: "each-node", Since: "0.2.0", What: "mode: a controller with a pod on each node"},
+	{Name: "forget-nodes", Since: "0.2.0", What: "--forget-node-after: the leader removes nodes that are gone"},
+	{Name: "ports-in-use", Since: "0.2.0", What: "nodes say which ports something else than their pods has"},
+}
 
 // Newest returns the newest version that brought a feature.
 func (t Table) Newest() string {

@@ -40,7 +40,7 @@ type Node struct {
 	// Shut: the preparer takes no new intents because of that.
 	Shut bool `json:"shut,omitempty"`
 	// PortsInUse are numbers, sorted, that something on the machine holds which is none of the node's pods: pods are not given them.
-	PortsInUse []int `json:"ports_in_use,omitempty"`
+	PortsInUse []int `json:"ports_in_use,omitempty" feature:"ports-in-use"`
 	// WentBack is the epoch that was current when the preparer saw the store go back in time. Farms that find it at or
 	// after the cluster's epoch renew that.
 	WentBack string `json:"regressed,omitempty"`

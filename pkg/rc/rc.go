@@ -41,8 +41,8 @@ type RC struct {
 	Name           string            `json:"name"`
 	Labels         map[string]string `json:"labels,omitempty"`
 	ManifestDigest string            `json:"manifest"`
-	NodeSelector   string            `json:"node_selector"`  // Kubernetes label selector; empty selects every node
-	Mode           Mode              `json:"mode,omitempty"` // empty: Replicas
+	NodeSelector   string            `json:"node_selector"`                      // Kubernetes label selector; empty selects every node
+	Mode           Mode              `json:"mode,omitempty" feature:"each-node"` // empty: Replicas
 	PodLabels      map[string]string `json:"pod_labels,omitempty"`
 	GroupManifests map[string]string `json:"group_manifests,omitempty"` // digests by role, of the groups whose manifest is another
 	ReplicaGroups  []ReplicaGroup    `json:"replica_groups"`            // none with EachNode

@@ -28,8 +28,8 @@ type Spec struct {
 	Name          string            `json:"name"`
 	Labels        map[string]string `json:"labels,omitempty"`
 	NodeSelector  string            `json:"node_selector,omitempty"`
-	Mode          Mode              `json:"mode,omitempty"`     // default: Replicas
-	Replicas      *int              `json:"replicas,omitempty"` // short for one replica group of DefaultRole
+	Mode          Mode              `json:"mode,omitempty" feature:"each-node"` // default: Replicas
+	Replicas      *int              `json:"replicas,omitempty"`                 // short for one replica group of DefaultRole
 	ReplicaGroups []ReplicaGroup    `json:"replica_groups,omitempty"`
 	PodLabels     map[string]string `json:"pod_labels,omitempty"`
 	MaxPerNode    int               `json:"max_per_node,omitempty"`

@@ -12,6 +12,7 @@ import (
 
 // Gone is the record at gone: since when nobody holds the records of some nodes.
 type Gone struct {
+	_     struct{}         `feature:"forget-nodes"`
 	Nodes map[string]Death `json:"nodes,omitempty"` // by name
 }
 

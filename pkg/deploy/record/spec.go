@@ -15,8 +15,8 @@ type ServiceSpec struct {
 	Name          string             `json:"name,omitempty"`
 	Labels        map[string]string  `json:"labels,omitempty"` // of its controllers; farms select by them
 	NodeSelector  string             `json:"node_selector,omitempty"`
-	Mode          rc.Mode            `json:"mode,omitempty"`     // default: replicas
-	Replicas      *int               `json:"replicas,omitempty"` // short for one replica group of rc.DefaultRole
+	Mode          rc.Mode            `json:"mode,omitempty" feature:"each-node"` // default: replicas
+	Replicas      *int               `json:"replicas,omitempty"`                 // short for one replica group of rc.DefaultRole
 	ReplicaGroups []rc.ReplicaGroup  `json:"replica_groups,omitempty"`
 	PodLabels     map[string]string  `json:"pod_labels,omitempty"`
 	MaxPerNode    int                `json:"max_per_node,omitempty"`
