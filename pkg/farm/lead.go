@@ -19,6 +19,7 @@ type Duties interface {
 	WriteIncidents(ctx context.Context, rec store.Rec[store.Incidents]) error
 	MendReservation(ctx context.Context, nodeName string) (mended bool, err error)
 	Census
+	Gatekeeper
 }
 
 // Lead does what exactly one farm does for all, until the leadership, which is ctx, ends. It begins with what the farm knows; Start must run
@@ -33,6 +34,7 @@ func (f *Farm) Lead(ctx context.Context, as Duties) error {
 	group.Go(func() error { return f.speaker.tellUnreadable(ctx, as) })
 	group.Go(func() error { return f.afterSweeps(ctx, as) })
 	group.Go(func() error { return f.speaker.countFleet(ctx, as) })
+	group.Go(func() error { return f.tendGate(ctx, as) })
 	return group.Wait()
 }
 

@@ -21,6 +21,7 @@ import (
 // names a controller or a pod.
 type Metrics struct {
 	owned, unclaimed, synced, tripped prometheus.Gauge
+	gateWaiting, gateBehind           prometheus.Gauge
 	leads                             prometheus.Gauge
 	corrupt, missing                  prometheus.Gauge
 	missingBy, alerts                 *prometheus.GaugeVec
@@ -58,13 +59,15 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	return &Metrics{
 		corruptAt: map[string]int{}, shortOf: map[string]shortage{}, active: map[string][]rc.ConditionType{},
-		owned:     f.Gauge("owned_rcs", "Controllers that this farm owns."),
-		unclaimed: f.Gauge("unclaimed_rcs", "Controllers that no farm owned in two sweeps in a row; reported by the leader."),
-		leads:     f.Gauge("leads", "1 while this farm leads: it does what belongs to no controller."),
-		synced:    f.Gauge("settled", "1 when every living node has said what it runs in this cluster, so that pods may be added."),
-		tripped:   f.Gauge("breaker_tripped", "1 while the mass-stop breaker is tripped or cannot be read: nothing is stopped."),
-		corrupt:   f.Gauge("corrupt_records", "Records seen that cannot be read."),
-		missing:   f.Gauge("missing_replicas", "Replicas of owned controllers that no node takes."),
+		owned:       f.Gauge("owned_rcs", "Controllers that this farm owns."),
+		unclaimed:   f.Gauge("unclaimed_rcs", "Controllers that no farm owned in two sweeps in a row; reported by the leader."),
+		gateWaiting: f.Gauge("gate_waiting_features", "Features of the leader's program that may not be written yet, because somebody who lives is older (ADR 28)."),
+		gateBehind:  f.Gauge("gate_behind", "Farms and nodes that emulate less than the newest feature of the leader's program."),
+		leads:       f.Gauge("leads", "1 while this farm leads: it does what belongs to no controller."),
+		synced:      f.Gauge("settled", "1 when every living node has said what it runs in this cluster, so that pods may be added."),
+		tripped:     f.Gauge("breaker_tripped", "1 while the mass-stop breaker is tripped or cannot be read: nothing is stopped."),
+		corrupt:     f.Gauge("corrupt_records", "Records seen that cannot be read."),
+		missing:     f.Gauge("missing_replicas", "Replicas of owned controllers that no node takes."),
 		missingBy: obs.Gauges(f, "missing_replicas_by_reason",
 			"Replicas of owned controllers that no node takes, counted once for each reason that keeps some node from taking them: their sum may be larger.", "reason", scheduler.AllReasons...),
 		alerts:  obs.Gauges(f, "alerts_active", "Incidents of owned controllers that were raised and are not resolved; of the leader also those that belong to no controller.", "condition", kinds...),
@@ -88,6 +91,12 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 // SessionLost counts a session that ended while it was needed.
 func (m *Metrics) SessionLost() {
 	m.losses.Inc()
+}
+
+// gate says how many features wait for the version gate, and for how many farms and nodes.
+func (m *Metrics) gate(waiting, behind int) {
+	m.gateWaiting.Set(float64(waiting))
+	m.gateBehind.Set(float64(behind))
 }
 
 // reset forgets what the farm of an earlier session knew.

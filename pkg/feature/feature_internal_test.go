@@ -181,6 +181,9 @@ func TestErrors(t *testing.T) {
 	if got := closed.Error(); got != "spread needs version 0.2.0 (feature early), and the cluster's gate is 0.1.0; nothing was written; the leader of the farms raises it once all farms and nodes that live are of that version" {
 		t.Error(got)
 	}
+	if got := (&ClosedError{Need: Need{Feature: known[1]}, Gate: "0.1.0"}).Error(); !strings.HasPrefix(got, "the record needs") {
+		t.Error(got)
+	}
 	closed.Behind = []Writer{farmOf("f1", "0.1.0"), {Kind: "node", Name: "n1", Version: "0.3.0", Emulates: "0.1.0"}}
 	if got := closed.Error(); !strings.HasSuffix(got, "held back by farm f1 (version 0.1.0), node n1 (version 0.3.0, emulates 0.1.0): upgrade that") {
 		t.Error(got)
@@ -296,5 +299,42 @@ func TestWithout(t *testing.T) {
 	r := full()
 	if Without("0.1.0", r); r.Odd == "" {
 		t.Error("what has no feature was taken out")
+	}
+}
+
+func TestLookout(t *testing.T) {
+	t.Parallel()
+	start := time.Unix(1e9, 0)
+	old, mid, late := []Writer{farmOf("a", "0.1.0")}, []Writer{farmOf("a", "0.2.0")}, []Writer{farmOf("a", "0.3.0")}
+	l := &Lookout{}
+	for i, step := range []struct {
+		after  int // seconds
+		gate   string
+		living []Writer
+		want   string
+	}{
+		{0, "0.1.0", old, ""},
+		{60, "0.1.0", old, ""},
+		{61, "0.1.0", late, ""},      // begins
+		{70, "0.1.0", late, ""},      // not long enough
+		{71, "0.1.0", late, "0.3.0"}, // ten seconds later
+		{72, "0.1.0", late, "0.3.0"}, // the write has failed
+		{73, "0.3.0", late, ""},      // done
+		{99, "0.3.0", old, ""},       // it never goes back
+		{100, "0.1.0", mid, ""},      // the store went back: begins
+		{105, "0.1.0", late, ""},     // all allow more: at first what they have allowed all the time
+		{110, "0.1.0", late, "0.2.0"},
+		{111, "0.2.0", late, ""}, // begins anew for more
+		{120, "0.2.0", late, ""},
+		{121, "0.2.0", late, "0.3.0"},
+		{122, "0.2.0", mid, ""}, // an older one came back in time
+		{123, "0.2.0", late, ""},
+		{133, "0.2.0", late, "0.3.0"},
+		{200, "0.2.0", nil, ""}, // nobody is seen
+		{201, "0.2.0", late, ""},
+	} {
+		if got := l.Raise(start.Add(time.Duration(step.after)*time.Second), step.gate, step.living, 10*time.Second); got != step.want {
+			t.Errorf("step %d, after %d s: %q, want %q", i, step.after, got, step.want)
+		}
 	}
 }

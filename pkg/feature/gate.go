@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Writer is somebody who lives and writes records.
@@ -61,7 +62,7 @@ const maxNamed = 5
 
 // Error names field, feature and gate, and what to upgrade.
 func (e *ClosedError) Error() string {
-	text := fmt.Sprintf("%s needs version %s (feature %s), and the cluster's gate is %s; nothing was written", e.Field, e.Since, e.Name, e.Gate)
+	text := fmt.Sprintf("%s needs version %s (feature %s), and the cluster's gate is %s; nothing was written", cmp.Or(e.Field, "the record"), e.Since, e.Name, e.Gate)
 	if len(e.Behind) > 0 {
 		text += "; held back by " + Names(e.Behind) + ": upgrade that"
 	} else {
@@ -90,4 +91,23 @@ type BehindError struct{ Emulates, Gate string }
 func (e *BehindError) Error() string {
 	return fmt.Sprintf("this program writes records of version %s, and the cluster's gate is %s: it would drop fields that it does not know; upgrade it to %s or later, or start it without --emulation-version; nothing was written",
 		e.Emulates, e.Gate, e.Gate)
+}
+
+// Lookout sees when the gate may be raised: when all that live have allowed it for a while. Somebody who is being started anew is not there
+// for a moment.
+type Lookout struct {
+	to    string
+	since time.Time
+}
+
+// Raise returns what the gate is to be, "" where it stays.
+func (l *Lookout) Raise(now time.Time, gate string, living []Writer, stable time.Duration) string {
+	to := Next(gate, living)
+	if l.to == "" || After(l.to, to) || !After(l.to, gate) {
+		l.to, l.since = to, now
+	}
+	if !After(l.to, gate) || now.Sub(l.since) < stable {
+		return ""
+	}
+	return l.to
 }

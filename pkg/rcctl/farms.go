@@ -26,7 +26,8 @@ func farmsCommand() *cli.Command {
 them; a lone id is one whose record cannot be read. ADDRESS is that of its debug server, on its own machine.
 The one that LEADS does what belongs to no rc; rcctl election show farm says more.
 HEARD is how long ago it wrote last; one that is silent has not written as it should: Consul may refuse its token.
-SELECTOR says which rcs it works on; without one it works on all.
+SELECTOR says which rcs it works on; without one it works on all. It EMULATES the newest version whose records it
+writes; where new features wait for older farms and nodes, that is said below, and rcctl farm gate says more.
 
 Examples:
   rcctl farms
@@ -80,6 +81,13 @@ func runFarms(c *cli.Context, std *stdio, s *conn) error {
 	err = printList(c, std, s, views, corrupt, "no farms; start one: farm --id farm-1", tb, func(v *inspect.FarmView) []string { return farmRow(v, now, wide) })
 	for i := range views {
 		noteSilent(std, "farm "+views[i].ID, views[i].Hearing, now)
+	}
+	if len(views) > 0 {
+		gate, gateErr := s.gateView(c)
+		if waits := gate.Waiting(); waits != "" {
+			fmt.Fprintf(std.err, "rcctl: %s; rcctl farm gate shows them\n", clean(waits))
+		}
+		err = errors.Join(err, gateErr)
 	}
 	if free > 0 {
 		fmt.Fprintf(std.err, "rcctl: %d of %d rcs have no owner; rcctl rc list shows which are Unclaimed\n", free, len(ids))

@@ -81,7 +81,7 @@ func newApp(std *stdio) *cli.App {
 			group("node", "drain, cordon, label, sweep and forget machines",
 				drainCommand(), undrainCommand(), cordonCommand(), uncordonCommand(), labelCommand(), sweepCommand(), forgetNodeCommand()),
 			farmsCommand(),
-			group("farm", "let the farms go on: after the mass-stop breaker tripped, without a machine that does not answer", resumeCommand(), releaseHoldCommand()),
+			group("farm", "let the farms go on: after the mass-stop breaker tripped, without a machine that does not answer; the version gate", resumeCommand(), releaseHoldCommand(), gateCommand()),
 			group("election", "show who leads, and have somebody else lead", electionListCommand(), electionShowCommand(), electionYieldCommand(), electionPinCommand()),
 			auditCommand(),
 			group("acl", "print the rules that tokens need", policyCommand()),

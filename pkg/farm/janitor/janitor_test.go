@@ -41,7 +41,11 @@ func setup(t *testing.T) (*consul.Client, *store.Store) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return client, store.New(client, keys)
+	st := store.New(client, keys)
+	if _, err := st.EnsureSchema(t.Context()); err != nil { // with the gate
+		t.Fatal(err)
+	}
+	return client, st
 }
 
 // leader has the writes of a leader without a fence, as if there were one.
