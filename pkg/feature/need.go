@@ -69,7 +69,7 @@ func (t Table) each(v reflect.Value, path string, visit func(f *Feature, path st
 }
 
 func (t Table) eachField(v reflect.Value, path string, visit func(f *Feature, path string, v reflect.Value)) {
-	for i := range v.NumField() { //nolint:modernize // Fields describes each of them besides, which takes longer than all of this
+	for _, i := range plannedFields(v.Type()) {
 		of := v.Type().Field(i)
 		feature := t.Named(of.Tag.Get(Tag))
 		switch {
@@ -99,22 +99,32 @@ func joined(path string, of reflect.StructField) string {
 }
 
 var (
-	featured   = map[reflect.Type]bool{}
-	featuredMu sync.RWMutex
+	planned sync.Map // by struct type: the indices of the fields to look at
+	without sync.Map // by type: whether it has no feature
 )
+
+// plannedFields returns the fields of a struct that have a feature, or something with one in them.
+func plannedFields(typ reflect.Type) []int {
+	if known, ok := planned.Load(typ); ok {
+		return known.([]int) //nolint:errcheck,forcetypeassert // nothing else is in it
+	}
+	var plan []int
+	for i := range typ.NumField() {
+		if of := typ.Field(i); of.Tag.Get(Tag) != "" || hasFeatures(of.Type) {
+			plan = append(plan, i)
+		}
+	}
+	planned.Store(typ, plan)
+	return plan
+}
 
 // hasFeatures reports whether a type has a field with a feature anywhere in it. Most have none, and are not looked into.
 func hasFeatures(typ reflect.Type) bool {
-	featuredMu.RLock()
-	has, known := featured[typ]
-	featuredMu.RUnlock()
-	if known {
-		return has
+	if none, ok := without.Load(typ); ok {
+		return !none.(bool) //nolint:errcheck,forcetypeassert // nothing else is in it
 	}
-	has = findFeatures(typ, map[reflect.Type]bool{})
-	featuredMu.Lock()
-	defer featuredMu.Unlock()
-	featured[typ] = has
+	has := findFeatures(typ, map[reflect.Type]bool{})
+	without.Store(typ, !has)
 	return has
 }
 

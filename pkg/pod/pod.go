@@ -56,8 +56,8 @@ type Placement struct {
 	Revision int64             `json:"revision"` // of the current intent; only grows (R3)
 	// Switching: the node may still run the former version, whose claim is held until it says that it does not.
 	Switching bool `json:"switching,omitempty"`
-	Standby   bool `json:"standby,omitempty"`  // it stays out of its service's name, and counts for no minimum (ADR 16)
-	Replicas  int  `json:"replicas,omitempty"` // of its role, when it was placed or got its manifest; nothing changes where the count does
+	Standby   bool `json:"standby,omitempty"`                          // it stays out of its service's name, and counts for no minimum (ADR 16)
+	Replicas  int  `json:"replicas,omitempty" feature:"role-replicas"` // of its role, when it was placed or got its manifest; nothing changes where the count does
 
 	Ghosts              []Ghost    `json:"ghosts,omitempty"` // former nodes that have not confirmed the stop
 	StoppingSince       *time.Time `json:"stopping_since,omitempty"`
@@ -168,8 +168,8 @@ type Intent struct {
 	Ports    map[string]int    `json:"ports,omitempty"`
 	State    RunState          `json:"state"`
 	Revision int64             `json:"revision"`
-	Standby  bool              `json:"standby,omitempty"`  // the pod is registered under its standby name
-	Replicas int               `json:"replicas,omitempty"` // of its role, as processes see that are launched by this intent
+	Standby  bool              `json:"standby,omitempty"`                          // the pod is registered under its standby name
+	Replicas int               `json:"replicas,omitempty" feature:"role-replicas"` // of its role, as processes see that are launched by this intent
 }
 
 // Intent returns the intent that belongs to the placement.

@@ -15,9 +15,9 @@ type ReplicaGroup struct {
 	Count *int   `json:"count"` // required; a record without it is not readable as "none"
 
 	// Env, Command and Resources make the group's manifest of the controller's; see GroupManifest.
-	Env       map[string]string   `json:"env,omitempty"`
-	Command   string              `json:"command,omitempty"`
-	Resources *manifest.Resources `json:"resources,omitempty"`
+	Env       map[string]string   `json:"env,omitempty" feature:"group-manifests"`
+	Command   string              `json:"command,omitempty" feature:"group-manifests"`
+	Resources *manifest.Resources `json:"resources,omitempty" feature:"group-manifests"`
 }
 
 // Digests are the digests of a controller's manifests.

@@ -44,12 +44,12 @@ type RC struct {
 	NodeSelector   string            `json:"node_selector"`                      // Kubernetes label selector; empty selects every node
 	Mode           Mode              `json:"mode,omitempty" feature:"each-node"` // empty: Replicas
 	PodLabels      map[string]string `json:"pod_labels,omitempty"`
-	GroupManifests map[string]string `json:"group_manifests,omitempty"` // digests by role, of the groups whose manifest is another
-	ReplicaGroups  []ReplicaGroup    `json:"replica_groups"`            // none with EachNode
-	MaxPerNode     int               `json:"max_per_node,omitempty"`    // zero: no limit
-	Spread         string            `json:"spread,omitempty"`          // key of a node label; empty: nodes count alone
-	MinAvailable   *int              `json:"min_available,omitempty"`   // nil: MinimumAvailable
-	MaxSurge       *int              `json:"max_surge,omitempty"`       // nil: DefaultMaxSurge
+	GroupManifests map[string]string `json:"group_manifests,omitempty" feature:"group-manifests"` // digests by role, of the groups whose manifest is another
+	ReplicaGroups  []ReplicaGroup    `json:"replica_groups"`                                      // none with EachNode
+	MaxPerNode     int               `json:"max_per_node,omitempty"`                              // zero: no limit
+	Spread         string            `json:"spread,omitempty"`                                    // key of a node label; empty: nodes count alone
+	MinAvailable   *int              `json:"min_available,omitempty"`                             // nil: MinimumAvailable
+	MaxSurge       *int              `json:"max_surge,omitempty"`                                 // nil: DefaultMaxSurge
 	NodeLoss       NodeLoss          `json:"node_loss,omitzero"`
 	// ProgressDeadline is how long a pod that is upgraded or moved may take to become available; nil: DefaultProgressDeadline.
 	ProgressDeadline *field.Duration `json:"progress_deadline,omitempty"`
@@ -82,8 +82,8 @@ type Service struct {
 // InPlace limits an upgrade in place: at most Limit pods run the manifest that their role has, the others what they have. Pods beyond
 // the limit get the former one again, unless there is none or it is the same.
 type InPlace struct {
-	From       string            `json:"from,omitempty"`        // digest of the controller's former manifest
-	FromGroups map[string]string `json:"from_groups,omitempty"` // those of groups that had another, by role
+	From       string            `json:"from,omitempty"`                                  // digest of the controller's former manifest
+	FromGroups map[string]string `json:"from_groups,omitempty" feature:"group-manifests"` // those of groups that had another, by role
 	Limit      int               `json:"limit"`
 }
 

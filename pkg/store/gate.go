@@ -12,6 +12,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/feature"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
@@ -149,6 +150,18 @@ func (g *guard) last() (version string, known bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.gate.Value.Version, g.gate.Value.Version != ""
+}
+
+// allowed returns a record without what the gate does not allow, as far as it is known. What is said of itself by who writes it is left out
+// so, in place of being refused.
+func allowed[T any](g *guard, record *T) *T {
+	version, known := g.last()
+	if record == nil || !known || feature.NeedOf(record).Allowed(version) {
+		return record
+	}
+	less := field.Copy(*record)
+	feature.Without(version, &less)
+	return &less
 }
 
 // fresh reports whether the gate as it is known is to be used. Where nothing depends on it nothing tells that it has moved.

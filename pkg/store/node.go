@@ -11,7 +11,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/feature"
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
@@ -96,11 +95,7 @@ func (t *NodeSession) AcquireNode(ctx context.Context, n node.Node, takeOver boo
 
 // Allowed returns a record without what the gate does not allow, as far as the gate is known: before the first write it is not.
 func (t *NodeSession) Allowed(n node.Node) node.Node {
-	if version, known := t.guard.last(); known {
-		n = field.Copy(n)
-		feature.Without(version, &n)
-	}
-	return n
+	return *allowed(t.guard, &n)
 }
 
 // mayTake returns *NameConflictError when a record that is not held by us belongs to another host, whose agent is not gone.

@@ -194,7 +194,7 @@ func (t *Batches) operations(rcID string, p *Part) []operation {
 		w := &p.Pods[i]
 		o := operation{verb: casDelete, key: w.keyIn(t.keys), index: w.Index, own: true}
 		if w.Placement != nil {
-			o.verb, o.value = casRecord, w.Placement
+			o.verb, o.value = casRecord, allowed(t.guard, w.Placement)
 		}
 		ops = append(ops, o)
 	}
@@ -202,7 +202,7 @@ func (t *Batches) operations(rcID string, p *Part) []operation {
 		in := &p.Intents[i]
 		o := operation{verb: deleteKey, key: in.keyIn(t.keys), own: true}
 		if in.Intent != nil {
-			o.verb, o.value = setRecord, in.Intent
+			o.verb, o.value = setRecord, allowed(t.guard, in.Intent)
 		}
 		ops = append(ops, o)
 	}
