@@ -174,7 +174,7 @@ func (f *Farm) own(ctx context.Context) error {
 		defer f.readiness.begin(worker.Ready)()
 		leader := f.store.Leader(f.cfg.ID, election.Commit)
 		return together(ctx, worker.Start, carrier.Start, func(ctx context.Context) error {
-			return f.takePart(ctx, s, worker.WentBack,
+			return f.takePart(ctx, s, worker,
 				func(ctx context.Context) error { return worker.Lead(ctx, leader) },
 				func(ctx context.Context) error { return carrier.Lead(ctx, leader) },
 				janitor.New(janitor.Config{Records: leader, Log: f.log}).Run,

@@ -7,6 +7,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/election"
+	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -14,25 +15,26 @@ import (
 )
 
 // candidate is what a farm says of itself to the others under one session.
-func (f *Farm) candidate(s *consul.Session) election.Candidate {
+func (f *Farm) candidate(s *consul.Session, onEvent func(election.Event)) election.Candidate {
 	return election.Candidate{
 		Client: f.client, Session: s, Prefix: f.cfg.Prefix, Lease: store.FarmLease, ID: f.cfg.ID,
-		BinaryVersion: Version, EmulationVersion: feature.Candidate(Version, f.store.Emulates()), Uncoordinated: f.cfg.Uncoordinated, OnEvent: f.electionEvents,
+		BinaryVersion: Version, EmulationVersion: feature.Candidate(Version, f.store.Emulates()), Uncoordinated: f.cfg.Uncoordinated, OnEvent: onEvent,
 	}
 }
 
 // takePart has the farm take part in the election of a leader for as long as its session lasts, and runs the duties whenever it leads
 // (ADR 27). A farm that cannot take part, as where its token may not, works on its controllers all the same. It returns why ctx ended, or
-// what wentBack returned when the store went back in time.
-func (f *Farm) takePart(ctx context.Context, s *consul.Session, wentBack func(context.Context) error, duties ...func(context.Context) error) error {
+// store.ErrWentBack.
+func (f *Farm) takePart(ctx context.Context, s *consul.Session, worker *farm.Farm, duties ...func(context.Context) error) error {
+	onEvent := f.electionEvents(worker)
 	pace := wait.NewPace(time.Second, time.Minute)
 	for {
-		err := election.Run(ctx, f.candidate(s), func(leaderCtx context.Context) error { return together(leaderCtx, duties...) })
+		err := election.Run(ctx, f.candidate(s, onEvent), func(leaderCtx context.Context) error { return together(leaderCtx, duties...) })
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case errors.Is(err, consul.ErrWentBack):
-			return wentBack(ctx)
+			return worker.WentBack(ctx)
 		}
 		f.log.WithError(err).Warn("cannot take part in the election of the leader; trying again")
 		if err := wait.Pause(ctx, pace.NextBackOff()); err != nil {
@@ -41,8 +43,25 @@ func (f *Farm) takePart(ctx context.Context, s *consul.Session, wentBack func(co
 	}
 }
 
-// electionEvents logs what happens in the election.
-func (f *Farm) electionEvents(e election.Event) {
+// electionEvents returns what logs what happens in the election, and has the farm tell what is wrong.
+func (f *Farm) electionEvents(worker *farm.Farm) func(election.Event) {
+	var seen election.Event // the leader and the conditions as known last
+	return func(e election.Event) {
+		switch e.Kind {
+		case election.Elected, election.Leader:
+			seen.Leader = e.Leader
+		case election.Ended:
+			seen.Leader = ""
+		case election.Conditions:
+			seen.Conditions = e.Conditions
+		case election.Opened, election.Failed:
+		}
+		worker.SawElection(seen.Conditions, seen.Leader != "")
+		f.logElection(e)
+	}
+}
+
+func (f *Farm) logElection(e election.Event) {
 	switch e.Kind {
 	case election.Elected:
 		f.log.Info("this farm leads")

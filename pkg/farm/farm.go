@@ -144,7 +144,8 @@ func (f *core) members() []string {
 // Farm owns controllers for as long as one session lives.
 type Farm struct {
 	*core
-	speaker *speaker
+	speaker    *speaker
+	electorate electorate
 
 	fatal       chan error // capacity 1: why the farm must start over
 	sweepNow    wait.Signal
@@ -214,6 +215,7 @@ func (f *Farm) Start(ctx context.Context) error {
 		group.Go(func() error { return f.takeOver(ctx) })
 		group.Go(func() error { return f.cache.watchFailed(ctx) })
 		group.Go(func() error { return f.cache.readOrphans(ctx) })
+		group.Go(func() error { return f.tellLeaderless(ctx) })
 		return f.sweepLoop(ctx)
 	})
 	return group.Wait()

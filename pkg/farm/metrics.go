@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/util/workqueue"
 
+	"github.com/rcfarm/rcfarm/pkg/election/ballot"
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -23,6 +24,7 @@ type Metrics struct {
 	owned, unclaimed, synced, tripped prometheus.Gauge
 	gateWaiting, gateBehind           prometheus.Gauge
 	leads                             prometheus.Gauge
+	election                          *prometheus.GaugeVec
 	corrupt, missing                  prometheus.Gauge
 	missingBy, alerts                 *prometheus.GaugeVec
 	passes, batches, changes, watches *prometheus.CounterVec
@@ -85,6 +87,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		passTime: f.Histogram("pass_duration_seconds", "How long a look at an owned controller took.", passBuckets),
 		queue:    newQueueMetrics(f),
 		fleet:    newFleetMetrics(f),
+		election: obs.Gauges(f, "election_conditions", "1 while a condition of the election of the leader holds, as this farm sees it.", "condition", ballot.ConditionTypes...),
 	}
 }
 

@@ -173,7 +173,7 @@ func (f *speaker) tellRecords(ctx context.Context, as Duties, errs map[string]st
 		return told, true, err
 	}
 	now := time.Now().UTC()
-	next, tells, active := trackRecords(rec.Value.Records, together(rec.Value.Records, errs), now, told, f.unreadable.complete())
+	next, tells, active, later := trackRecords(rec.Value.Records, together(rec.Value.Records, errs), now, told, f.unreadable.complete())
 	if !reflect.DeepEqual(next, rec.Value.Records) && len(next)+len(rec.Value.Records) > 0 {
 		rec.Value.Records = next
 		err := as.WriteIncidents(ctx, rec)
@@ -186,7 +186,7 @@ func (f *speaker) tellRecords(ctx context.Context, as Duties, errs map[string]st
 	}
 	pending, _ = f.kit.teller.Due(ctx, "", tells, told)
 	f.cfg.Metrics.Alerting(recordsName, active)
-	return pending, len(tells) > 0, nil
+	return pending, later || len(tells) > 0, nil
 }
 
 // maxRecords is how many records that cannot be read are told by their keys; those besides are told together, as moreRecords.
@@ -227,8 +227,8 @@ func together(before map[string][]rc.Incident, errs map[string]string) map[strin
 }
 
 // trackRecords moves the incidents of records that cannot be read, as alert.Track does those of a controller. Where not
-// everything was looked for, what another farm had found stays as it is.
-func trackRecords(before map[string][]rc.Incident, errs map[string]string, now time.Time, told map[string]bool, complete bool) (next map[string][]rc.Incident, tells []alert.Tell, active []rc.ConditionType) {
+// everything was looked for, what another farm had found stays as it is. It says whether something is to be told later.
+func trackRecords(before map[string][]rc.Incident, errs map[string]string, now time.Time, told map[string]bool, complete bool) (next map[string][]rc.Incident, tells []alert.Tell, active []rc.ConditionType, later bool) {
 	keys := map[string]bool{}
 	for key := range before {
 		keys[key] = true
@@ -246,16 +246,26 @@ func trackRecords(before map[string][]rc.Incident, errs map[string]string, now t
 			continue
 		}
 		if corrupt {
-			is.Conditions = rc.SetCondition(nil, rc.Unreadable, true, reason, now)
+			is.Conditions = rc.SetCondition(nil, kindOf(key), true, reason, now)
 		}
-		is.Incidents, _ = alert.Track(alert.Input{Before: was, After: is, Now: now, Notified: told})
+		var due time.Duration
+		is.Incidents, due = alert.Track(alert.Input{Before: was, After: is, Now: now, Notified: told})
+		later = later || due > 0
 		if len(is.Incidents) > 0 {
 			next[key] = is.Incidents
 		}
 		tells = append(tells, alert.Due(is, now)...)
 		active = append(active, alert.Active(is, now)...)
 	}
-	return next, tells, active
+	return next, tells, active, later
+}
+
+// kindOf returns what it is called that something is wrong with what is told under a key.
+func kindOf(key string) rc.ConditionType {
+	if key == electionKey {
+		return alert.ElectionTrouble
+	}
+	return rc.Unreadable
 }
 
 // joinedError is many errors that are told in a few words: a pass may meet thousands of one kind.

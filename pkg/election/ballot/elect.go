@@ -42,6 +42,9 @@ const (
 	OutOfElection    ConditionType = "Excluded"         // candidates live that cannot be chosen
 )
 
+// ConditionTypes are all of them.
+var ConditionTypes = []ConditionType{StrategyConflict, UnknownStrategy, AllSilent, PinAbsent, OutOfElection}
+
 // Condition is one that holds, in words.
 type Condition struct {
 	Type    ConditionType `json:"type"`
@@ -116,11 +119,11 @@ func (v *Verdict) decide(e *election, in []*Candidate) {
 		return
 	}
 	var voters []*Candidate // those that answered, and the holder
-	answered := 0
+	answered := false       // somebody has
 	for _, c := range in {
 		switch {
 		case c.Record.Round == e.Round:
-			answered++
+			answered = true
 			voters = append(voters, c)
 		case e.Held && c.ID == e.Holder:
 			voters = append(voters, c)
@@ -136,7 +139,7 @@ func (v *Verdict) decide(e *election, in []*Candidate) {
 	case !e.Over:
 		v.Action = Wait
 		return
-	case answered == 0:
+	case !answered:
 		v.condition(AllSilent, "none of %d candidates has answered", len(in))
 		return
 	case e.pinned:

@@ -25,7 +25,13 @@ const (
 	// RolloutTrouble: a service's rollout has failed, rolls back or pauses by itself, no farm may carry it out, or its record cannot be
 	// read. It is told without a controller.
 	RolloutTrouble rc.ConditionType = "RolloutTrouble"
+	// ElectionTrouble: the farms cannot elect a leader as they should: none answers, they disagree, or some of them cannot be chosen. It is
+	// told without a controller.
+	ElectionTrouble rc.ConditionType = "ElectionTrouble"
 )
+
+// ElectionTroubleAfter is how long an election may take before somebody is told.
+const ElectionTroubleAfter = 30 * time.Second
 
 // Rules are all incidents that there are, those that matter most first.
 var Rules = []Rule{
@@ -36,6 +42,7 @@ var Rules = []Rule{
 	{Type: rc.BooksDiffer},
 	{Type: rc.CrashLooping}, // three ends are lasting enough
 	{Type: "Unclaimed", After: 30 * time.Second},
+	{Type: ElectionTrouble, After: ElectionTroubleAfter},
 	{Type: PreparerGone, After: 10 * time.Second},
 	{Type: "Blocked", After: 10 * time.Second},
 	{Type: rc.SchedulerFailing, After: 10 * time.Second},
