@@ -133,6 +133,7 @@ func (c *chaos) startFarm(ctx context.Context, i int) error {
 	}
 	p := &process{name: name, on: m, dir: c.cfg.dir, args: []string{
 		c.cfg.farm, "--id", name, "--data-dir", filepath.Join(c.cfg.dir, name+"-data"), "--ttl", c.cfg.ttl.String(), "--token-file", file,
+		"--forget-node-after", "1m", // the leader has more to write then: since when nodes are gone
 		"--consul-addr", fmt.Sprintf("127.0.0.1:%d", consulPort), "--log-level", "debug",
 	}}
 	if i == c.byTTL() {

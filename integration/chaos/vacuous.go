@@ -38,6 +38,7 @@ const (
 	afterWipe    = "R1 adopted after a wipe"
 	onEachNode   = "P6 each node" // likewise
 	bySelector   = "P3 selected"  // in a run of a minute or more
+	byLeader     = "P1 leader"    // likewise
 )
 
 // These are what rollouts are for, from everyKindFrom and from servicesFrom on.
@@ -80,7 +81,7 @@ func (r *report) missing() string {
 	}
 	needed := slices.Clone(checked)
 	if r.Task.Length >= everyKindFrom {
-		needed = append(needed, bySelector, onEachNode)
+		needed = append(needed, bySelector, onEachNode, byLeader)
 	}
 	if r.Task.Rollouts && r.Task.Length >= everyKindFrom {
 		needed = append(needed, ofRollouts...)

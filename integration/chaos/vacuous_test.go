@@ -14,7 +14,7 @@ func full() *report {
 	r := &report{
 		Task:      &task{Length: time.Minute, Rollouts: true},
 		Faults:    map[string]int{"farm-kill": 2, "leader-kill": 1, failed("leader-kill"): 3},
-		Judgement: &checker.Result{Checked: map[string]int{bySelector: 1, onEachNode: 1}, Relabelled: 1},
+		Judgement: &checker.Result{Checked: map[string]int{bySelector: 1, onEachNode: 1, byLeader: 1}, Relabelled: 1},
 	}
 	for _, group := range slices.Concat(checked, ofRollouts, ofServices) {
 		r.Judgement.Checked[group] = 1
@@ -51,6 +51,7 @@ func TestVacuousRunsAreNotGreen(t *testing.T) {
 		"nothing was relabelled":            {func(r *report) { r.Judgement.Relabelled = 0 }, nil, "no node was ever relabelled"},
 		"nor in forty seconds":              {lasting(time.Minute - 1), func(r *report) { r.Judgement.Relabelled = 0 }, ""},
 		"nothing was placed by selector":    {unchecked(bySelector), nil, bySelector},
+		"the leader wrote nothing":          {unchecked(byLeader), nil, byLeader},
 		"nor by selector in forty seconds":  {lasting(time.Minute - 1), unchecked(bySelector), ""},
 		"no rollout made a step":            {unchecked("P1 step of a rollout"), nil, "P1 step of a rollout"},
 		"nor in forty seconds ":             {lasting(time.Minute - 1), unchecked("P1 step of a rollout"), ""},

@@ -45,6 +45,7 @@ type Result struct {
 	RenewedAfter time.Duration  `json:"renewed_after,omitempty"` // the longest that a restored store kept its epoch, in nanoseconds
 	Wipes        int            `json:"wipes"`                   // of the whole prefix
 	AdoptedAfter time.Duration  `json:"adopted_after,omitempty"` // the longest that anything was found after a wipe, in nanoseconds
+	Leaders      int            `json:"leaders"`                 // that wrote something, since the last restore
 	Trips        int            `json:"trips"`                   // of the mass-stop breaker
 	Relabelled   int            `json:"relabelled"`              // how often operators gave a node other labels
 	Checked      map[string]int `json:"checked"`                 // how often each rule had something to judge
@@ -115,6 +116,8 @@ type judgement struct {
 	drains map[string]drained // the last drain of each node that was ended
 	away   away
 	hits   []Event // what the run did to machines
+
+	tenures tenures
 
 	mistakes []Event // of operators, who deleted everything
 	wiped    *wiped  // the last one; nil: none yet
@@ -201,6 +204,7 @@ func (j *judgement) restore(r *restores, last, next *Entry) error {
 		return err
 	}
 	j.undone, j.state = j.state, saved.clone()
+	j.tenures = nil // the one that led then may still do so
 	j.drainsTakenBack(next.At)
 	j.restoredAt = last.Index + 1
 	j.rewound = append(j.rewound, span{last.At, next.At})
@@ -216,6 +220,7 @@ func (j *judgement) rules(w *Write) {
 	}
 	j.echoes(w)
 	j.rollouts(w)
+	j.leads(w)
 	if !w.touches() {
 		return
 	}
@@ -273,7 +278,7 @@ func orderKey(node, id string, revision int64) string {
 func (r *Result) Breached() bool {
 	for _, v := range r.Violations {
 		switch v.Rule {
-		case ruleOwner, ruleRegister, ruleNotLocked, ruleTwoSessions, ruleRolloutNotLocked, ruleRunner:
+		case ruleOwner, ruleRegister, ruleNotLocked, ruleTwoSessions, ruleRolloutNotLocked, ruleRunner, ruleNoLeader, ruleOtherLeader, ruleLeadersMixed:
 			return true
 		}
 	}
@@ -297,4 +302,8 @@ const (
 	ruleNotLocked   = "lock not held by a farm"
 	ruleTwoSessions = "written under two sessions"
 	ruleRegister    = "fenced register not linearizable"
+
+	ruleNoLeader     = "written while no farm led"
+	ruleOtherLeader  = "written under another's lease"
+	ruleLeadersMixed = "writes of two leaders mixed"
 )

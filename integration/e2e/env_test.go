@@ -106,6 +106,8 @@ var scenarios = map[string]func(*env){
 	"remote-scheduler":  remoteScheduler,
 	"own-scheduler":     ownScheduler,
 	"election-sample":   electionSample,
+	"leader-loss":       leaderLoss,
+	"janitor":           janitorDuties,
 	"legacy-scale":      legacyScale,
 	"local-service":     localService,
 	"each-node":         eachNode,

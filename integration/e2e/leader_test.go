@@ -1,0 +1,183 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// farmLeader waits until one of the farms leads, by what rcctl says, and returns it.
+func (e *env) farmLeader(ids ...string) string {
+	e.t.Helper()
+	var leader string
+	e.within(limit, func() error {
+		out, err := e.tryRcctl("", "farms", "-o", "json")
+		if err != nil {
+			return err
+		}
+		var farms []struct {
+			ID    string
+			Leads bool
+		}
+		if err := json.Unmarshal([]byte(out), &farms); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		var leaders []string
+		for _, f := range farms {
+			if f.Leads {
+				leaders = append(leaders, f.ID)
+			}
+		}
+		if len(leaders) != 1 {
+			return fmt.Errorf("these lead: %v", leaders)
+		}
+		for _, id := range ids {
+			if id == leaders[0] {
+				leader = id
+				return nil
+			}
+		}
+		return fmt.Errorf("%s leads, want one of %v", leaders[0], ids)
+	})
+	return leader
+}
+
+// spoiled writes a node's record that nobody can read, and that nobody but the leader tells of. It returns its key.
+func (e *env) spoiled(name string) string {
+	e.t.Helper()
+	key := e.store.Keys().Nodes.Key(name)
+	if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.Set(key, []byte("{garbage"))}); err != nil {
+		e.t.Fatal(err)
+	}
+	return key
+}
+
+// noted waits until the store says that somebody was told of a key, so that no successor tells it again.
+func (e *env) noted(key string) {
+	e.t.Helper()
+	e.within(limit, func() error {
+		incidents, err := e.store.ReadIncidents(e.t.Context())
+		if err != nil {
+			return err
+		}
+		for _, in := range incidents.Value.Records[key] {
+			if in.AlertedAt != nil && in.ResolvedAt == nil {
+				return nil
+			}
+		}
+		return fmt.Errorf("nobody was told of %s: %+v", key, incidents.Value)
+	})
+}
+
+// leaderLoss: the farm that leads is killed, and then paused in the middle of a write. Another one goes on with what belongs to no controller,
+// nothing is told twice, and what the paused leader was about to write is refused.
+func leaderLoss(e *env) {
+	e.startConsul("")
+	p := newProxy(e.t, e.consul.Addr)
+	farms := map[string]*daemon{"f1": e.farm("f1", p.addr)}
+	e.farmLeader("f1")
+	farms["f2"], farms["f3"] = e.farm("f2", p.addr), e.farm("f3", p.addr)
+	e.members("f1", "f2", "f3")
+	e.farmLeader("f1") // as old as the others, and it has it
+	bad1 := e.spoiled("bad1")
+	e.noted(bad1)
+
+	farms["f1"].kill()
+	second := e.farmLeader("f2", "f3")
+	bad2 := e.spoiled("bad2")
+	e.noted(bad2)
+	farms["f1"].startAgain()
+	e.members("f1", "f2", "f3")
+
+	kept := p.delay(e.store.Keys().Incidents.Key())
+	bad3 := e.spoiled("bad3")
+	e.catch(kept)
+	e.stop(farms[second].current().cmd.Process.Pid)
+	others := []string{"f1", "f2", "f3"}
+	for i, id := range others {
+		if id == second {
+			others = append(others[:i:i], others[i+1:]...)
+			break
+		}
+	}
+	e.farmLeader(others...)
+	e.noted(bad3)
+	e.refused(kept)
+	farms[second].signal(syscall.SIGCONT)
+	e.members("f1", "f2", "f3")
+	e.farmLeader(others...)
+
+	var ops []consul.Op
+	for _, key := range []string{bad1, bad2, bad3} {
+		ops = append(ops, consul.Delete(key))
+	}
+	if _, err := e.client.Commit(e.t.Context(), ops); err != nil {
+		e.t.Fatal(err)
+	}
+	for _, key := range []string{bad1, bad2, bad3} {
+		e.within(limit, func() error {
+			if n := e.alerts("resolved", key); n != 1 {
+				return fmt.Errorf("%s was resolved %d times", key, n)
+			}
+			return nil
+		})
+		if n := e.alerts("raised", key); n != 1 {
+			e.t.Errorf("%s was raised %d times", key, n)
+		}
+	}
+	if shown := e.rcctl("", "election", "show", "farm"); !strings.Contains(shown, "leads farm since") {
+		e.t.Errorf("rcctl election show says\n%s", shown)
+	}
+}
+
+// janitorDuties: the leader removes the records of a machine that is gone, once nothing has to do with it, and tells of an intent that belongs to
+// no controller. The machine comes back as if it were new.
+func janitorDuties(e *env) {
+	e.startConsul("")
+	agents, preparers := e.machines(3)
+	id := pod.Identity{RCID: store.NewID(), Role: "main"}
+	intent, err := json.Marshal(pod.Intent{Identity: id, PodID: "lost", Digest: strings.Repeat("0", 64), State: pod.Running, Revision: 1})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	key := e.store.Keys().Intents.Key("n2", id.String())
+	if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.Set(key, intent)}); err != nil {
+		e.t.Fatal(err)
+	}
+	e.farm("f1", "", "--forget-node-after", "10s")
+	e.farm("f2", "", "--forget-node-after", "10s")
+	h := e.hello(1, nil)
+	h.Selector = "rack=a" // of n1
+	e.applied(h)
+	processes := e.processes()
+	e.noted("orphaned/" + id.RCID)
+
+	e.powerOff(3, agents[3], preparers[3])
+	nodeKey := e.store.Keys().Nodes.Key("n3")
+	e.within(2*limit, func() error {
+		if _, err := e.client.Get(e.t.Context(), nodeKey, consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
+			return fmt.Errorf("n3 is still there: %w", err)
+		}
+		return nil
+	})
+	if out := e.rcctl("", "audit", "--node", "n3"); !strings.Contains(out, "its machine is gone since") {
+		e.t.Errorf("the audit trail says\n%s", out)
+	}
+	if _, err := e.client.Get(e.t.Context(), e.store.Keys().Nodes.Key("n2"), consul.Consistent); err != nil {
+		e.t.Errorf("n2: %v", err)
+	}
+
+	agents[3].startAgain()
+	preparers[3].startAgain()
+	e.nodeLocked("n3", true)
+	h = e.hello(1, nil)
+	h.Name, h.Port, h.Selector = "back", 8081, "rack=c" // of n3
+	e.applied(h)
+	e.keptProcesses(processes, "while a machine was gone")
+}
