@@ -73,6 +73,7 @@ var scenarios = map[string]func(*env){
 	"hostile-pod":       hostilePod,
 	"reboot":            reboot,
 	"hooks":             hooks,
+	"upgrade":           upgrade,
 	"upgrade-in-place":  upgradeInPlace,
 	"signatures":        signatures,
 	"revoked":           revoked,

@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -177,6 +178,8 @@ func tell(std *stdio, err error) int {
 		coded   *codedError
 		invalid *field.Error
 		unnamed *store.UnnamedError
+		closed  *feature.ClosedError
+		behind  *feature.BehindError
 	)
 	switch {
 	case errors.As(err, &coded):
@@ -198,8 +201,16 @@ func tell(std *stdio, err error) int {
 		fmt.Fprintf(std.err, "see %s --help\n", usage.command)
 		return exitUsage
 	}
+	switch {
+	case errors.As(err, &closed):
+		err = closed
+	case errors.As(err, &behind):
+		err = behind
+	}
 	fmt.Fprintln(std.err, "rcctl: "+err.Error())
 	switch {
+	case closed != nil, behind != nil:
+		return exitRefused
 	case errors.As(err, &invalid):
 		return exitUsage
 	case errors.As(err, &unnamed), errors.Is(err, store.ErrConflict):
