@@ -234,7 +234,7 @@ func findDead(ctx context.Context, s *conn, name string) (deadNode, error) {
 	case err != nil:
 		return d, fmt.Errorf("read node %s: %w", name, err)
 	}
-	d.orphans = len(rec.Value.Orphans) + rec.Value.OrphansLeftOut
+	d.orphans = rec.Value.OrphanCount()
 	gone, err := s.AgentGone(ctx, rec.Value.ConsulNode)
 	switch {
 	case err != nil:
