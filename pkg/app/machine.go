@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/machine"
 )
 
-// Detect, as CPU or Memory, has a node offer what its machine has, without the reserve.
+// Detect as CPU or Memory has a node offer what its machine has, without the reserve.
 const Detect = -1
 
 // detect finds out what pods can have of this machine in all. cgroup is the parent of their cgroups; empty: they get none.

@@ -57,8 +57,12 @@ func TestLeakedSharesAreReleased(t *testing.T) {
 			return fmt.Errorf("n1 holds shares of %v, want %v", got, want)
 		}
 		for _, id := range leaked {
-			if left, err := c.client.Keys(t.Context(), c.store.Keys().Requests.Below(id.RCID)); err != nil || len(left) > 0 {
-				return fmt.Errorf("requests of %s are left: %v, %v", id.RCID, left, err)
+			left, err := c.client.Keys(t.Context(), c.store.Keys().Requests.Below(id.RCID))
+			if err == nil && len(left) > 0 {
+				err = fmt.Errorf("requests of %s are left: %v", id.RCID, left)
+			}
+			if err != nil {
+				return err
 			}
 		}
 		return nil

@@ -3,6 +3,7 @@ package machine_test
 import (
 	"errors"
 	"io/fs"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -37,9 +38,7 @@ func files(more map[string]string) fstest.MapFS {
 		"proc/self/status":              "Name:\tpreparer\nCpus_allowed:\tff\nCpus_allowed_list:\t0-7\nMems_allowed_list:\t0\n",
 		"proc/meminfo":                  "MemTotal:       16777216 kB\nMemFree:          123456 kB\n",
 	}
-	for name, text := range more {
-		all[name] = text
-	}
+	maps.Copy(all, more)
 	out := fstest.MapFS{}
 	for name, text := range all {
 		if text != "" {
@@ -133,10 +132,7 @@ func TestDetectTellsWhatIsWrong(t *testing.T) {
 		"sys/fs/cgroup/a/memory.max": "much", "sys/fs/cgroup/a/cpu.max": "100000 often", "sys/devices/system/cpu/online": "3-1", "proc/self/status": "Cpus_allowed_list:\tall",
 		"proc/meminfo": "MemTotal: lots kB",
 	} {
-		bad := map[string]string{}
-		for n, t := range good {
-			bad[n] = t
-		}
+		bad := maps.Clone(good)
 		bad[name] = text
 		got, err := machine.Detect(files(bad), "")
 		if err == nil || !strings.Contains(err.Error(), name) || got == (machine.Total{}) {
@@ -194,8 +190,11 @@ func TestSockets(t *testing.T) {
 	t.Parallel()
 	got, err := machine.Sockets(files(map[string]string{"proc/self/net/tcp": tcp, "proc/self/net/tcp6": tcp6, "proc/self/net/udp": udp}))
 	want := []machine.Socket{
-		{Addr: netip.MustParseAddr("0.0.0.0"), Port: 8080}, {Addr: netip.MustParseAddr("127.0.0.1"), Port: 20000},
-		{Addr: netip.MustParseAddr("::1"), Port: 80}, {Addr: netip.MustParseAddr("10.0.0.7"), Port: 81}, {UDP: true, Addr: netip.MustParseAddr("0.0.0.0"), Port: 20002},
+		{Addr: netip.MustParseAddr("0.0.0.0"), Port: 8080},
+		{Addr: netip.MustParseAddr("127.0.0.1"), Port: 20000},
+		{Addr: netip.MustParseAddr("::1"), Port: 80},
+		{Addr: netip.MustParseAddr("10.0.0.7"), Port: 81},
+		{UDP: true, Addr: netip.MustParseAddr("0.0.0.0"), Port: 20002},
 	}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("found %v, %v; want %v", got, err, want)
