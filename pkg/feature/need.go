@@ -106,7 +106,7 @@ var (
 // plannedFields returns the fields of a struct that have a feature, or something with one in them.
 func plannedFields(typ reflect.Type) []int {
 	if known, ok := planned.Load(typ); ok {
-		return known.([]int) //nolint:errcheck,forcetypeassert // nothing else is in it
+		return known.([]int)
 	}
 	var plan []int
 	for i := range typ.NumField() {
@@ -121,7 +121,7 @@ func plannedFields(typ reflect.Type) []int {
 // hasFeatures reports whether a type has a field with a feature anywhere in it. Most have none, and are not looked into.
 func hasFeatures(typ reflect.Type) bool {
 	if none, ok := without.Load(typ); ok {
-		return !none.(bool) //nolint:errcheck,forcetypeassert // nothing else is in it
+		return !none.(bool)
 	}
 	has := findFeatures(typ, map[reflect.Type]bool{})
 	without.Store(typ, !has)

@@ -186,11 +186,11 @@ func TestSilentGuard(t *testing.T) {
 		if ok, err := condition(); ok || err != nil || !g.silent {
 			t.Errorf("depends on what it may not ask: %t, %v", ok, err)
 		}
-		time.Sleep(silentFor - time.Millisecond)
+		<-time.After(silentFor - time.Millisecond)
 		if !g.fresh() {
 			t.Error("is read again at once")
 		}
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 		if g.fresh() {
 			t.Error("is never read again")
 		}

@@ -27,7 +27,7 @@ func New(c *consul.Client, keys *Keys) *Store {
 	d := newDB(c, keys)
 	d.guard = newGuard(d)
 	if c != nil { // one that only names keys
-		d.guard = c.Guard(keys.prefix, func() consul.Guard { return d.guard }).(*guard) //nolint:errcheck,forcetypeassert // nobody else has one there
+		d.guard = c.Guard(keys.prefix, func() consul.Guard { return d.guard }).(*guard)
 	}
 	return &Store{
 		db: d, Views: &Views{d}, Watches: &Watches{d}, Agents: &Agents{d},
