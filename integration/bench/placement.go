@@ -207,7 +207,7 @@ func (b *bench) placeOnce(ctx context.Context, a *agent, p placing, compare bool
 	_, err = w.create(ctx, "web", p.shape.rcs, p.shape.replicas, func(r *rc.RC) {
 		r.MaxPerNode = p.shape.perNode
 		if p.spread {
-			r.Spread = "rack"
+			r.Spread.Label = "rack"
 		}
 	})
 	if err != nil {

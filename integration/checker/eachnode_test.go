@@ -1,6 +1,9 @@
 package checker
 
-import "testing"
+import (
+	"maps"
+	"testing"
+)
 
 // A controller with a pod on each node: a pod comes to a node that has none, stays there, and is stopped only where its node does not ask for it.
 func TestAPodOnEachNode(t *testing.T) {
@@ -57,8 +60,6 @@ func TestAPodOnEachNode(t *testing.T) {
 // eachNode is what a record says of the mode, and more.
 func eachNode(more fields) fields {
 	all := fields{"mode": "each-node", "replica_groups": nil, "node_selector": "rack=a"}
-	for key, value := range more {
-		all[key] = value
-	}
+	maps.Copy(all, more)
 	return all
 }

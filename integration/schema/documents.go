@@ -60,6 +60,7 @@ func ofControllers(manifests, controllers, _ string) (string, error) {
 	m.texts.read("pod.", manifests)
 	m.texts.copy("pod.launchables[].resources", "replica_groups[].resources")
 	m.rules[packageOf[rc.Spec]()] = controllerRules()
+	m.types[reflect.TypeFor[rc.Spread]()] = spreadRule()
 	t := reflect.TypeFor[rc.Spec]()
 	m.more = map[reflect.Type][]string{t: field.Names[inspect.ServerFields]()}
 	return m.encode(ControllerID, "rcfarm replication controller", t)
@@ -77,6 +78,7 @@ func ofServices(manifests, controllers, deploying string) (string, error) {
 	m.rules[packageOf[rollout.Knobs]()] = updateRules()
 	m.rules[packageOf[record.ServiceSpec]()] = serviceRules()
 	m.types[reflect.TypeFor[rollout.Amount]()] = amount(0)
+	m.types[reflect.TypeFor[rc.Spread]()] = spreadRule()
 	return m.encode(ServiceID, "rcfarm service", reflect.TypeFor[record.ServiceSpec]())
 }
 
@@ -94,7 +96,6 @@ func controllerRules() map[string]node {
 		"Spec.labels":         labelRule(),
 		"Spec.pod_labels":     labelRule(pod.RCIDLabel, pod.PodIDLabel),
 		"Spec.node_selector":  {"maxLength": rc.MaxSelectorBytes},
-		"Spec.spread":         labelKeyRule(),
 		"Spec.replicas":       count(),
 		"Spec.replica_groups": {"maxItems": rc.MaxGroups},
 		"Spec.max_per_node":   count(),
@@ -102,6 +103,10 @@ func controllerRules() map[string]node {
 		"Spec.max_surge":      count(),
 		"Spec.mode":           {"enum": []string{string(rc.Replicas), string(rc.EachNode)}},
 		"Spec.strategy":       {"enum": []string{string(rc.Dynamic), string(rc.Static)}},
+		"Spec.placing":        {"enum": []string{string(rc.PlaceSpread), string(rc.PlacePack)}},
+		"Spec.affinity":       {"maxItems": rc.MaxPreferences},
+		"Preference.selector": {"minLength": 1, "maxLength": rc.MaxSelectorBytes},
+		"Preference.weight":   {"minimum": 1, "maximum": rc.MaxWeight},
 		"ReplicaGroup.role":   nameRule(),
 		"ReplicaGroup.count":  count(),
 		"NodeLoss.action":     {"enum": []string{"replace", "keep"}},
@@ -113,9 +118,24 @@ func eachNodeRules() node {
 	none, empty := node{"type": "null"}, node{"const": ""}
 	return node{
 		"mode": node{"const": rc.EachNode}, "replicas": none, "replica_groups": node{"maxItems": 0}, "max_per_node": node{"const": 0},
-		"spread": empty, "max_surge": none, "strategy": node{"enum": []string{string(rc.Dynamic), ""}},
+		"spread": empty, "affinity": node{"maxItems": 0}, "placing": empty, "max_surge": none, "strategy": node{"enum": []string{string(rc.Dynamic), ""}},
 		"node_loss": node{"properties": node{"action": empty, "after": none, "unmanaged_after": none}},
 	}
+}
+
+// spreadRule is a label alone, or with more.
+func spreadRule() node {
+	label := node{"type": "string"}
+	for key, value := range labelKeyRule() {
+		label[key] = value
+	}
+	text, _ := label["pattern"].(string)
+	return node{"anyOf": []any{
+		node{"type": "string", "pattern": "^$|" + text},
+		node{"type": "object", "additionalProperties": false, "required": []string{"label"}, "properties": node{
+			"label": label, "skew": count(), "when": node{"enum": []string{string(rc.Prefer), string(rc.Require), ""}},
+		}},
+	}}
 }
 
 func serviceRules() map[string]node {

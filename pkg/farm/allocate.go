@@ -249,7 +249,7 @@ func (f *finder) fitting(allocations []scheduler.Allocation, reservations map[st
 			taken[a.Node] = res
 		}
 		rule := scheduler.Rule{MaxPerNode: s.RC.MaxPerNode, Ask: reconcile.NewClaim(s, a.Pod), Dynamic: s.Placing().DynamicPorts()}
-		reason := rule.Refuses(scheduler.Candidate{View: s.Nodes[a.Node], Reservation: res, Pods: perNode[a.Node]}, a.Pod)
+		reason := rule.Refuses(scheduler.Candidate{View: s.Nodes[a.Node], Reservation: res, Pods: perNode[a.Node], Skewed: f.nodes.tally.Refuses(s.Nodes[a.Node])}, a.Pod)
 		if reason != "" {
 			f.nodes.others[reason]++
 			unfit = append(unfit, a)
@@ -257,7 +257,7 @@ func (f *finder) fitting(allocations []scheduler.Allocation, reservations map[st
 		}
 		claim, _, _ := scheduler.ClaimOn(s.Nodes[a.Node], res, rule.Ask, rule.Dynamic, nil)
 		res.Claims[a.Pod.String()] = claim
-		perNode[a.Node]++
+		f.nodes.placed(s, a.Node)
 		fit = append(fit, placement.Assignment{Pod: a.Pod, Node: a.Node})
 	}
 	return fit, unfit

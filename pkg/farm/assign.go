@@ -131,6 +131,7 @@ func setOf[T comparable](some []T) map[T]bool {
 // assignAllocated is assign with an outside scheduler that keeps books.
 func (ps *placing) assignAllocated(ctx context.Context, plan *reconcile.Plan) error {
 	placed := len(plan.Changes)
+	ps.room.nodes.count(ps.snapshot, plan)
 	assigned, err := ps.books.allocate(ctx, plan)
 	if err != nil {
 		return ps.unscheduled(ctx, plan, err)

@@ -1,6 +1,7 @@
 package farm
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"hash/fnv"
@@ -12,6 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -26,6 +28,10 @@ type candidates struct {
 	// perGroup are those pods of the controller that stay where they are, and those that this pass has found nodes for, by the
 	// value of the label that they are spread over.
 	perGroup map[string]int
+	groups   []string         // values of that label that nodes have which may take pods
+	tally    *scheduler.Tally // perGroup, where a skew is required
+	prefers  scheduler.Preferences
+	pack     bool // nodes with most come first
 	avoid    map[pod.Identity][]string
 	fallback map[string]bool            // of those taken: other farms try them first
 	mine     func(nodeName string) bool // this farm tries the node first; nil: the pool has those apart
@@ -80,7 +86,12 @@ func (f *finder) findNodes(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	f.nodes = newCandidates(s, others, "")
+	spread := ""
+	if s.RC.Spread.Held() > 0 {
+		spread = s.RC.Spread.Label
+	}
+	f.nodes = newCandidates(s, others, spread)
+	f.nodes.groups = scheduler.GroupsOf(s.Nodes, names, spread)
 	f.nodes.strict = true
 	f.nodes.inOrder(placement.InOrder(names), placement.Walk{})
 	return nil
@@ -118,8 +129,38 @@ func (n *candidates) inOrder(preferred, rest placement.Walk) {
 
 // spreadOver makes candidates of the nodes of some groups. Preferred ones and the rest are not apart then: the emptiest group may have
 // nodes of the rest alone. Within a group the preferred ones come first.
-func (n *candidates) spreadOver(groups []scheduler.Group, seed uint64) {
-	n.pool = scheduler.Pool{Preferred: scheduler.Preference{Turns: placement.NewSpread(groups, n.perGroup, n.perNode, seed)}}
+func (n *candidates) spreadOver(groups []scheduler.Group, seed uint64, ranks func(a, b string) int) {
+	turns := placement.NewSpread(groups, n.perGroup, n.perNode, seed)
+	if ranks != nil {
+		turns.Sort(ranks)
+	}
+	n.pool = scheduler.Pool{Preferred: scheduler.Preference{Turns: turns}}
+	for _, g := range groups {
+		n.groups = append(n.groups, g.Value)
+	}
+}
+
+// ranking returns how the controller ranks nodes before anything is known of what they have, nil where it does not. Who packs has an order that all
+// farms share, so that they fill the same nodes.
+func (n *candidates) ranking(s *reconcile.Snapshot) func(a, b string) int {
+	for _, p := range s.RC.Affinity {
+		_ = n.prefers.Prefer(p.Selector, p.Weight) // it was read with the document; one that nobody can read prefers nothing
+	}
+	n.pack = s.RC.Placing == rc.PlacePack
+	if !n.pack && len(n.prefers) == 0 {
+		return nil
+	}
+	scores := map[string]int{}
+	for name, v := range s.Nodes {
+		scores[name] = n.prefers.Score(v)
+	}
+	return func(a, b string) int {
+		order := n.perNode[a] - n.perNode[b]
+		if n.pack {
+			order = cmp.Or(-order, cmp.Compare(a, b))
+		}
+		return cmp.Or(scores[b]-scores[a], order)
+	}
 }
 
 // stays reports whether a pod most likely needs no other node.
@@ -169,8 +210,11 @@ func (n *candidates) count(s *reconcile.Snapshot, plan *reconcile.Plan) {
 		return
 	}
 	clear(n.perGroup)
+	n.tally = scheduler.NewTally(n.spread, s.RC.Spread.Held(), n.groups)
 	for _, name := range staying(s, plan) {
-		n.perGroup[scheduler.GroupOf(s.Nodes[name], n.spread)]++
+		group := scheduler.GroupOf(s.Nodes[name], n.spread)
+		n.perGroup[group]++
+		n.tally.Add(group, 1)
 	}
 }
 
@@ -178,7 +222,9 @@ func (n *candidates) count(s *reconcile.Snapshot, plan *reconcile.Plan) {
 func (n *candidates) placed(s *reconcile.Snapshot, nodeName string) {
 	n.perNode[nodeName]++
 	if n.spread != "" {
-		n.perGroup[scheduler.GroupOf(s.Nodes[nodeName], n.spread)]++
+		group := scheduler.GroupOf(s.Nodes[nodeName], n.spread)
+		n.perGroup[group]++
+		n.tally.Add(group, 1)
 	}
 }
 
@@ -233,19 +279,29 @@ func (f *finder) keep(d store.Details) {
 // is that of the snapshot's nodes; zero: not known.
 func candidatesOf(by *scheduler.ByLabel, farmID string, snap *reconcile.Snapshot, version uint64) (*candidates, error) {
 	e, err := by.Select(scheduler.Query{
-		Selector: snap.RC.NodeSelector, Spread: snap.RC.Spread, Epoch: snap.Epoch, Nodes: snap.Nodes, Version: version,
+		Selector: snap.RC.NodeSelector, Spread: snap.RC.Spread.Label, Epoch: snap.Epoch, Nodes: snap.Nodes, Version: version,
 	})
 	if err != nil {
 		return nil, err
 	}
 	h := fnv.New64a()
 	_, _ = fmt.Fprint(h, farmID, snap.RC.ID, snap.Now.UnixNano()) // writing to a hash cannot fail
-	found := newCandidates(snap, maps.Clone(e.Others), snap.RC.Spread)
-	if snap.RC.Spread != "" {
-		found.spreadOver(e.Groups, h.Sum64())
+	found := newCandidates(snap, maps.Clone(e.Others), snap.RC.Spread.Label)
+	ranks := found.ranking(snap)
+	switch {
+	case found.spread != "":
+		found.spreadOver(e.Groups, h.Sum64(), ranks)
 		found.mine = by.First
-	} else if len(e.Groups) > 0 {
+	case len(e.Groups) > 0 && ranks != nil:
+		names := slices.Concat(slices.Collect(placement.NewWalk(e.Groups[0].First, h.Sum64()).All()), slices.Collect(placement.NewWalk(e.Groups[0].Rest, h.Sum64()).All()))
+		slices.SortStableFunc(names, ranks)
+		found.pool = scheduler.Pool{Preferred: scheduler.Preference{Order: placement.InOrder(names)}}
+		found.mine = by.First
+	case len(e.Groups) > 0:
 		found.inOrder(placement.NewWalk(e.Groups[0].First, h.Sum64()), placement.NewWalk(e.Groups[0].Rest, h.Sum64()))
+	}
+	if found.pack {
+		found.mine = nil // whose share a node is makes it no fuller
 	}
 	return found, nil
 }
@@ -262,7 +318,7 @@ func viewOf(s *reconcile.Snapshot, version uint64) *scheduler.View {
 	c := scheduler.Cluster{
 		Ask: scheduler.Ask{
 			RCID: s.RC.ID, RCName: s.RC.Name, Labels: s.RC.Labels, PodLabels: s.RC.PodLabels, Strategy: string(s.RC.Strategy),
-			Selector: s.RC.NodeSelector, Spread: s.RC.Spread, MaxPerNode: s.RC.MaxPerNode, Desired: s.RC.Desired(),
+			Selector: s.RC.NodeSelector, Spread: s.RC.Spread.Label, SpreadSkew: s.RC.Spread.Held(), Placing: string(s.RC.Placing), MaxPerNode: s.RC.MaxPerNode, Desired: s.RC.Desired(),
 			CPU: claim.CPU, Memory: claim.Memory, Ports: claim.Ports,
 		},
 		Nodes: s.Nodes, Version: version,
@@ -274,6 +330,9 @@ func viewOf(s *reconcile.Snapshot, version uint64) *scheduler.View {
 				}
 			}
 		},
+	}
+	for _, p := range s.RC.Affinity {
+		c.Ask.Affinity = append(c.Ask.Affinity, scheduler.Affinity{Selector: p.Selector, Weight: p.Weight})
 	}
 	if m := s.Placing(); m != nil {
 		c.Ask.PodID, c.Ask.DynamicPorts = m.ID, m.DynamicPorts()

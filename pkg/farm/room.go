@@ -2,6 +2,7 @@ package farm
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -52,6 +53,13 @@ func shapeOf(s *reconcile.Snapshot, adds []pod.Identity) placement.Shape {
 	shape := placement.ShapeOf(s.RC.NodeSelector, reconcile.NewClaim(s, pod.Identity{}), len(s.Placing().DynamicPorts()))
 	if s.RC.MaxPerNode > 0 {
 		shape.RCID = s.RC.ID
+	}
+	if s.RC.Spread.Held() > 0 { // what keeps it from using room depends on where its pods are
+		perGroup := map[string]int{}
+		for i := range s.Pods {
+			perGroup[scheduler.GroupOf(s.Nodes[s.Pods[i].Node], s.RC.Spread.Label)]++
+		}
+		shape.RCID, shape.Avoid = s.RC.ID, fmt.Sprint(perGroup)
 	}
 	if len(s.Pods) == 0 {
 		return shape
@@ -163,7 +171,7 @@ func (f *finder) place(plan *reconcile.Plan, pods []pod.Identity, names []string
 	s, nodes := f.snapshot, f.nodes
 	assigned, refused := placement.Assign(placement.Request{
 		Pods: pods, Want: reconcile.NewClaim(s, pod.Identity{}), Dynamic: s.Placing().DynamicPorts(), MaxPerNode: s.RC.MaxPerNode, PerNode: nodes.perNode, Avoid: nodes.avoid,
-		Spread: nodes.spread, PerGroup: nodes.perGroup, Strict: nodes.strict, Order: names, Reluctant: nodes.fallback, Nodes: s.Nodes, Reservations: reservations,
+		Spread: nodes.spread, PerGroup: nodes.perGroup, Tally: nodes.tally, Preferences: nodes.prefers, Pack: nodes.pack, Strict: nodes.strict, Order: names, Reluctant: nodes.fallback, Nodes: s.Nodes, Reservations: reservations,
 	})
 	placer := reconcile.NewPlacer(s)
 	plan.Changes = slices.Grow(plan.Changes, len(assigned))

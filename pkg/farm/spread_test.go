@@ -64,7 +64,7 @@ func (c *cluster) evenly(id string, want ...int) {
 func overRacks(n int) func(*rc.RC) {
 	return func(r *rc.RC) {
 		replicas(n)(r)
-		r.Spread, r.NodeLoss = "rack", rc.NodeLoss{UnmanagedAfter: new(field.Duration)}
+		r.Spread, r.NodeLoss = rc.Spread{Label: "rack"}, rc.NodeLoss{UnmanagedAfter: new(field.Duration)}
 	}
 }
 

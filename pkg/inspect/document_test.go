@@ -28,7 +28,7 @@ func anyRecord(t *rapid.T) rc.RC {
 	count, length := rapid.IntRange(0, 5), rapid.Map(rapid.IntRange(1, 3), func(n int) field.Duration { return field.Duration(time.Duration(n) * 30 * time.Second) })
 	r := rc.RC{
 		ID: "id", Name: "web", ManifestDigest: "d", NodeSelector: rapid.SampledFrom([]string{"", "a=b"}).Draw(t, "selector"),
-		MaxPerNode: count.Draw(t, "per node"), Spread: rapid.SampledFrom([]string{"", "rack"}).Draw(t, "spread"),
+		MaxPerNode: count.Draw(t, "per node"), Spread: rc.Spread{Label: rapid.SampledFrom([]string{"", "rack"}).Draw(t, "spread")},
 		MinAvailable: maybe(t, "minimum", count), MaxSurge: maybe(t, "surge", count), ProgressDeadline: maybe(t, "deadline", length),
 		NodeLoss: rc.NodeLoss{
 			Action: rapid.SampledFrom([]string{"", "replace", "keep"}).Draw(t, "action"),

@@ -43,6 +43,7 @@ type PlacingNode struct {
 	Group    string           `json:"group,omitempty"`  // value of the label that pods are spread over
 	Pods     int              `json:"pods"`             // of the controller
 	Gets     int              `json:"gets"`             // of those that are missing
+	Score    int              `json:"score,omitempty"`  // of the document's affinity
 	Load     int              `json:"load"`             // thousandths: how full it would be with one more, by what it has least of
 	Used     Usage            `json:"used"`
 	Capacity Usage            `json:"capacity"`
@@ -54,15 +55,26 @@ func Place(spec *rc.Spec, placements []pod.Placement, state *plan.State) (Placin
 	if err != nil {
 		return Placing{}, err
 	}
-	rule := ruleOf(sel, state.Epoch, spec.MaxPerNode, spec.Pod)
+	perNode := spec.MaxPerNode
+	if spec.Mode == rc.EachNode {
+		perNode = 1
+	}
+	rule := ruleOf(sel, state.Epoch, perNode, spec.Pod)
 	request := placement.Request{
-		Want: rule.Ask, Dynamic: rule.Dynamic, MaxPerNode: spec.MaxPerNode, Spread: spec.Spread, PerNode: map[string]int{}, PerGroup: map[string]int{},
+		Want: rule.Ask, Dynamic: rule.Dynamic, MaxPerNode: perNode, Spread: spec.Spread.Label, Pack: spec.Placing == rc.PlacePack, PerNode: map[string]int{}, PerGroup: map[string]int{},
 		Nodes: state.Nodes, Reservations: state.Taken,
 	}
 	out := Placing{
 		Name: spec.Name, Takes: PodTakes{CPU: rule.Ask.CPU, Memory: rule.Ask.Memory, Ports: rule.Ask.Ports, DynamicPorts: rule.Dynamic},
-		NodeSelector: spec.NodeSelector, MaxPerNode: spec.MaxPerNode, Spread: spec.Spread,
+		NodeSelector: spec.NodeSelector, MaxPerNode: perNode, Spread: spec.Spread.Label,
 	}
+	for _, p := range spec.Affinity {
+		if err := request.Preferences.Prefer(p.Selector, p.Weight); err != nil {
+			return Placing{}, err
+		}
+	}
+	request.Order, out.Out = rule.Eligible(state.Nodes)
+	request.Tally = scheduler.NewTally(request.Spread, spec.Spread.Held(), scheduler.GroupsOf(state.Nodes, request.Order, request.Spread))
 	if spec.Replicas != nil {
 		out.Replicas = *spec.Replicas
 	}
@@ -74,13 +86,22 @@ func Place(spec *rc.Spec, placements []pod.Placement, state *plan.State) (Placin
 		request.PerNode[p.Node]++
 		if p.RunState == pod.Running {
 			out.Placed++
-			request.PerGroup[scheduler.GroupOf(state.Nodes[p.Node], spec.Spread)]++
+			group := scheduler.GroupOf(state.Nodes[p.Node], request.Spread)
+			request.PerGroup[group]++
+			request.Tally.Add(group, 1)
+		}
+	}
+	if spec.Mode == rc.EachNode {
+		out.Replicas = len(request.Order)
+		for name := range request.PerNode {
+			if !slices.Contains(request.Order, name) {
+				out.Replicas++
+			}
 		}
 	}
 	for i := range max(1, out.Replicas-out.Placed) {
 		request.Pods = append(request.Pods, pod.Identity{RCID: "planned", Role: rc.DefaultRole, Index: i})
 	}
-	request.Order, out.Out = rule.Eligible(state.Nodes)
 	out.rank(request, &rule)
 	return out, nil
 }
@@ -96,7 +117,7 @@ func (p *Placing) rank(request placement.Request, rule *scheduler.Rule) {
 		}
 	}
 	for i, n := range placement.Rank(request) {
-		line := PlacingNode{Name: n.Node, Reason: n.Reason, Group: n.Group, Pods: n.Pods, Gets: gets[n.Node], Load: n.Load}
+		line := PlacingNode{Name: n.Node, Reason: n.Reason, Group: n.Group, Pods: n.Pods, Gets: gets[n.Node], Load: n.Load, Score: n.Score}
 		if n.Reason == "" {
 			line.Rank = i + 1
 		} else {

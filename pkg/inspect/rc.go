@@ -30,9 +30,11 @@ type RCView struct {
 	Mode          rc.Mode           `json:"mode,omitempty"` // empty: replicas
 	Replicas      int               `json:"replicas"`       // of all groups together; with the mode each-node, nodes that ask for a pod
 	ReplicaGroups []rc.ReplicaGroup `json:"replica_groups"`
-	MaxPerNode    int               `json:"max_per_node"`     // zero: no limit
-	Spread        string            `json:"spread,omitempty"` // key of the node label that pods are spread over
-	MinAvailable  int               `json:"min_available"`    // in effect, default included
+	MaxPerNode    int               `json:"max_per_node"`    // zero: no limit
+	Spread        rc.Spread         `json:"spread,omitzero"` // over the values of a node label
+	Affinity      []rc.Preference   `json:"affinity,omitempty"`
+	Placing       rc.Placing        `json:"placing,omitempty"` // empty: spread
+	MinAvailable  int               `json:"min_available"`     // in effect, default included
 	// MinAvailableAsked is what was asked for, where there are fewer replicas.
 	MinAvailableAsked *int         `json:"min_available_asked,omitempty"`
 	MaxSurge          int          `json:"max_surge"` // in effect, default included
@@ -80,7 +82,7 @@ func NewRCView(r *rc.RC, st *rc.Status, farms []store.Member) RCView {
 	v := RCView{
 		ID: r.ID, Name: r.Name, State: StateOf(r, st, farms), Generation: r.Generation, ChangedBy: r.ChangedBy,
 		DeletedAt: r.DeletedAt, Disabled: r.Disabled, Labels: r.Labels, NodeSelector: r.NodeSelector,
-		PodLabels: r.PodLabels, Mode: r.Mode, Replicas: c.Desired(), ReplicaGroups: append([]rc.ReplicaGroup{}, r.ReplicaGroups...), MaxPerNode: r.MaxPerNode, Spread: r.Spread,
+		PodLabels: r.PodLabels, Mode: r.Mode, Replicas: c.Desired(), ReplicaGroups: append([]rc.ReplicaGroup{}, r.ReplicaGroups...), MaxPerNode: r.MaxPerNode, Spread: r.Spread, Affinity: r.Affinity, Placing: r.Placing,
 		MinAvailable: c.MinimumAvailable(), MaxSurge: r.Surge(), Strategy: r.Strategy, Mutator: r.Mutator,
 		ManifestDigest: r.ManifestDigest, GroupManifests: r.GroupManifests, ProgressDeadline: field.Duration(r.Deadline()),
 		NodeLoss: NodeLossView{

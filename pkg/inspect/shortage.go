@@ -60,14 +60,20 @@ func refusals(s *Situation, mover *pod.Placement) (reasons map[scheduler.Reason]
 		next = mover.Identity
 	}
 	perNode := map[string]int{}
+	eligible, _ := rule.Eligible(s.Nodes)
+	tally := scheduler.NewTally(s.RC.Spread.Label, s.RC.Spread.Held(), scheduler.GroupsOf(s.Nodes, eligible, s.RC.Spread.Label))
 	for i := range s.Placements {
-		perNode[s.Placements[i].Node]++
+		p := &s.Placements[i]
+		perNode[p.Node]++
+		if p.RunState == pod.Running && p.Identity != next {
+			tally.Add(scheduler.GroupOf(s.Nodes[p.Node], s.RC.Spread.Label), 1)
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
 		if s.RC.EachNode() && (perNode[name] > 0 || rule.Excludes(s.Nodes[name]) != "") {
 			continue // it asks for none, or has its own
 		}
-		at := scheduler.Candidate{View: s.Nodes[name], Reservation: s.Taken[name], Pods: perNode[name], Avoid: avoids[name]}
+		at := scheduler.Candidate{View: s.Nodes[name], Reservation: s.Taken[name], Pods: perNode[name], Avoid: avoids[name], Skewed: tally.Refuses(s.Nodes[name])}
 		if reason := rule.Check(at, next); reason != "" {
 			reasons[reason] = append(reasons[reason], name)
 		} else {
@@ -101,6 +107,7 @@ var advice = []struct {
 	{scheduler.Avoided, "are where it is or was, or did not become available when it was moved there", "Look at them: rcctl pods; or add a node."},
 	{scheduler.Resources, "have no slot, CPU or memory left for it", "Add a node, or free room: rcctl pods --node NODE"},
 	{scheduler.Ports, "have its port in use already", "Add a node: two pods cannot share a static port on one node."},
+	{scheduler.Skew, "are in groups that have as many of its pods as spread lets them, or in none", "Free room where it has the fewest pods, add a node there, or raise spread.skew."},
 	{scheduler.MaxPerNode, "have as many of its pods as max_per_node allows", "Add a node, or raise max_per_node."},
 }
 

@@ -46,7 +46,9 @@ func (s *Spec) validateMode(errs *field.Errors) {
 	}
 	refuse(len(s.ReplicaGroups) > 0, "replica_groups", field.Text(fmt.Sprintf("%d groups", len(s.ReplicaGroups))), counts)
 	refuse(s.MaxPerNode != 0, "max_per_node", s.MaxPerNode, counts)
-	refuse(s.Spread != "", "spread", s.Spread, counts)
+	refuse(!s.Spread.IsZero(), "spread", s.Spread.Label, counts)
+	refuse(len(s.Affinity) > 0, "affinity", field.Text("a list"), counts)
+	refuse(s.Placing != "", "placing", string(s.Placing), counts)
 	if s.MaxSurge != nil {
 		errs.Add("max_surge", *s.MaxSurge, allowed+stays)
 	}

@@ -47,7 +47,9 @@ type RC struct {
 	GroupManifests map[string]string `json:"group_manifests,omitempty" feature:"group-manifests"` // digests by role, of the groups whose manifest is another
 	ReplicaGroups  []ReplicaGroup    `json:"replica_groups"`                                      // none with EachNode
 	MaxPerNode     int               `json:"max_per_node,omitempty"`                              // zero: no limit
-	Spread         string            `json:"spread,omitempty"`                                    // key of a node label; empty: nodes count alone
+	Spread         Spread            `json:"spread,omitzero"`                                     // over the values of a node label; zero: nodes count alone
+	Affinity       []Preference      `json:"affinity,omitempty" feature:"placing"`                // which nodes come first
+	Placing        Placing           `json:"placing,omitempty" feature:"placing"`                 // empty: PlaceSpread
 	MinAvailable   *int              `json:"min_available,omitempty"`                             // nil: MinimumAvailable
 	MaxSurge       *int              `json:"max_surge,omitempty"`                                 // nil: DefaultMaxSurge
 	NodeLoss       NodeLoss          `json:"node_loss,omitzero"`

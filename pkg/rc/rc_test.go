@@ -21,7 +21,7 @@ func record() rc.RC {
 		ManifestDigest: strings.Repeat("a", 64), NodeSelector: "rack in (a,b)",
 		PodLabels:     map[string]string{"app": "web"},
 		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: ptr(3)}, {Role: "spare", Count: ptr(0)}},
-		MaxPerNode:    2, Spread: "example.org/rack", MinAvailable: ptr(0), MaxSurge: ptr(2),
+		MaxPerNode:    2, Spread: rc.Spread{Label: "example.org/rack"}, MinAvailable: ptr(0), MaxSurge: ptr(2),
 		NodeLoss: rc.NodeLoss{Action: "keep", After: ptr(field.Duration(30 * time.Second)), UnmanagedAfter: ptr(field.Duration(0))},
 		Strategy: rc.Static, Disabled: true, DeletedAt: ptr(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)),
 		Generation: 7, ChangedBy: "ann@host", AllowMassStop: 7, Mutator: "web/roll-1",

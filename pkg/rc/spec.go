@@ -5,8 +5,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/labels"
-
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -33,7 +31,9 @@ type Spec struct {
 	ReplicaGroups []ReplicaGroup    `json:"replica_groups,omitempty"`
 	PodLabels     map[string]string `json:"pod_labels,omitempty"`
 	MaxPerNode    int               `json:"max_per_node,omitempty"`
-	Spread        string            `json:"spread,omitempty"` // label key, such as rack
+	Spread        Spread            `json:"spread,omitzero"` // label key, such as rack, or more
+	Affinity      []Preference      `json:"affinity,omitempty"`
+	Placing       Placing           `json:"placing,omitempty"` // default: PlaceSpread
 	MinAvailable  *int              `json:"min_available,omitempty"`
 	MaxSurge      *int              `json:"max_surge,omitempty"`
 	NodeLoss      NodeLoss          `json:"node_loss,omitzero"`
@@ -48,7 +48,7 @@ type Spec struct {
 func SpecOf(r *RC, m *manifest.Manifest) *Spec {
 	s := &Spec{
 		Name: r.Name, Labels: r.Labels, NodeSelector: r.NodeSelector, Mode: r.Mode, ReplicaGroups: r.ReplicaGroups, PodLabels: r.PodLabels,
-		MaxPerNode: r.MaxPerNode, Spread: r.Spread, MinAvailable: r.MinAvailable, MaxSurge: r.MaxSurge, NodeLoss: r.NodeLoss,
+		MaxPerNode: r.MaxPerNode, Spread: r.Spread, Affinity: r.Affinity, Placing: r.Placing, MinAvailable: r.MinAvailable, MaxSurge: r.MaxSurge, NodeLoss: r.NodeLoss,
 		ProgressDeadline: r.ProgressDeadline, Strategy: r.Strategy, Disabled: r.Disabled, Pod: m,
 	}
 	if g := r.ReplicaGroups; len(g) == 1 && g[0].Role == DefaultRole && !g[0].differs() {
@@ -70,8 +70,9 @@ func (s *Spec) Validate() field.Errors {
 	manifest.ValidateLabels(&errs, "labels", s.Labels)
 	manifest.ValidateLabels(&errs, "pod_labels", s.PodLabels)
 	checkReserved(&errs, "pod_labels", s.PodLabels)
-	s.validateSelector(&errs)
+	checkSelector(&errs, "node_selector", s.NodeSelector)
 	s.validateSpread(&errs)
+	s.validatePlacing(&errs)
 	s.validateMode(&errs)
 	if s.Mode != EachNode {
 		s.validateGroups(&errs)
@@ -97,23 +98,13 @@ func (s *Spec) Validate() field.Errors {
 	return errs
 }
 
-func (s *Spec) validateSelector(errs *field.Errors) {
-	const allowed = `a Kubernetes label selector, such as "rack in (a,b),disk=ssd"`
-	if _, err := ParseSelector(s.NodeSelector); err != nil {
-		errs.Add("node_selector", s.NodeSelector, allowed)
-	} else if len(s.NodeSelector) > MaxSelectorBytes {
-		errs.Add("node_selector", s.NodeSelector, fmt.Sprintf("at most %d bytes", MaxSelectorBytes))
-	}
-}
+const selectorAllowed = `a Kubernetes label selector, such as "rack in (a,b),disk=ssd"`
 
-func (s *Spec) validateSpread(errs *field.Errors) {
-	const allowed = "the key of a node label in Kubernetes' syntax, such as rack or example.org/rack: an optional DNS prefix and '/', " +
-		"then up to 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit"
-	if s.Spread == "" {
-		return
-	}
-	if _, err := labels.ValidatedSelectorFromSet(labels.Set{s.Spread: ""}); err != nil {
-		errs.Add("spread", s.Spread, allowed)
+func checkSelector(errs *field.Errors, path, text string) {
+	if _, err := ParseSelector(text); err != nil {
+		errs.Add(path, text, selectorAllowed)
+	} else if len(text) > MaxSelectorBytes {
+		errs.Add(path, text, fmt.Sprintf("at most %d bytes", MaxSelectorBytes))
 	}
 }
 
@@ -182,7 +173,11 @@ func (s *Spec) Apply(r *RC, digests Digests) {
 	case s.Replicas != nil:
 		r.ReplicaGroups = []ReplicaGroup{{Role: DefaultRole, Count: s.Replicas}}
 	}
-	r.MaxPerNode, r.Spread, r.MinAvailable, r.MaxSurge = s.MaxPerNode, s.Spread, s.MinAvailable, s.MaxSurge
+	r.MaxPerNode, r.MinAvailable, r.MaxSurge = s.MaxPerNode, s.MinAvailable, s.MaxSurge
+	r.Spread, r.Affinity, r.Placing = s.Spread, s.Affinity, s.Placing
+	if r.Placing == PlaceSpread {
+		r.Placing = ""
+	}
 	r.NodeLoss, r.Disabled, r.ProgressDeadline = s.NodeLoss, s.Disabled, s.ProgressDeadline
 	r.Strategy = s.Strategy
 	if r.Strategy == "" {

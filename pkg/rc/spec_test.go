@@ -19,6 +19,8 @@ func TestDecodeSpec(t *testing.T) {
 		oneOf = "exactly one of replicas and replica_groups"
 		key   = "the key of a node label in Kubernetes' syntax, such as rack or example.org/rack: an optional DNS prefix and '/', " +
 			"then up to 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit"
+		form   = "the key of a node label, or a map with the fields label, skew, when"
+		sel    = `a Kubernetes label selector, such as "rack in (a,b),disk=ssd"`
 		each   = "nothing where mode is each-node: "
 		counts = "there is one pod on every matching node"
 		stays  = "no pod is ever placed elsewhere"
@@ -61,7 +63,21 @@ func TestDecodeSpec(t *testing.T) {
 		{"spread over a selector", `"name":"web","replicas":1,"spread":"rack=a"`, `spread: "rack=a" is not valid; allowed: ` + key},
 		{"spread over two keys", `"name":"web","replicas":1,"spread":"rack,zone"`, `spread: "rack,zone" is not valid; allowed: ` + key},
 		{"spread over a key too long", `"name":"web","replicas":1,"spread":"` + strings.Repeat("r", 64) + `"`, `spread: "` + strings.Repeat("r", 64) + `" is not valid; allowed: ` + key},
-		{"spread of another type", `"name":"web","replicas":1,"spread":["rack"]`, `spread: a list is not valid; allowed: a string`},
+		{"spread of another type", `"name":"web","replicas":1,"spread":["rack"]`, `spread: a list is not valid; allowed: ` + form},
+		{"spread in full", `"name":"web","replicas":1,"spread":{"label":"rack","skew":2,"when":"require"}`, ""},
+		{"spread without a label", `"name":"web","replicas":1,"spread":{"when":"require"}`, `spread.label: "" is not valid; allowed: ` + key},
+		{
+			"a skew that is none", `"name":"web","replicas":1,"spread":{"label":"rack","skew":-1,"when":"always"}`,
+			"spread.skew: -1 is not valid; allowed: a whole number from 1 to 10000; 0 means 1\n" + `spread.when: "always" is not valid; allowed: prefer or require`,
+		},
+		{"spread with a slip", `"name":"web","replicas":1,"spread":{"label":"rack","skw":1}`, "spread.skw: unknown field; allowed: label, skew, when"},
+		{"affinity", `"name":"web","replicas":1,"affinity":[{"selector":"disk=ssd","weight":100}],"placing":"pack"`, ""},
+		{
+			"affinity to nothing", `"name":"web","replicas":1,"affinity":[{"selector":"","weight":0},{"selector":"a in (","weight":101}]`,
+			"affinity[0].selector: missing; allowed: " + sel + "\naffinity[0].weight: 0 is not valid; allowed: a whole number from 1 to 100\n" +
+				`affinity[1].selector: "a in (" is not valid; allowed: ` + sel + "\naffinity[1].weight: 101 is not valid; allowed: a whole number from 1 to 100",
+		},
+		{"placing", `"name":"web","replicas":1,"placing":"tight"`, `placing: "tight" is not valid; allowed: spread or pack`},
 		{"per node", `"name":"web","replicas":1,"max_per_node":-1`, "max_per_node: -1 is not valid; allowed: " + count + "; 0 means no limit"},
 		{"minimum", `"name":"web","replicas":1,"min_available":-1`, "min_available: -1 is not valid; allowed: " + count},
 		{"surge that overflows", `"name":"web","replicas":1,"max_surge":9223372036854775807`, "max_surge: 9223372036854775807 is not valid; allowed: " + count},
@@ -141,7 +157,7 @@ func TestApply(t *testing.T) {
 	r := record()
 	spec.Apply(&r, rc.Digests{Base: "d"})
 	want := rc.RC{
-		ID: r.ID, Name: "web", ManifestDigest: "d", NodeSelector: "a=b", Spread: "rack", Strategy: rc.Dynamic,
+		ID: r.ID, Name: "web", ManifestDigest: "d", NodeSelector: "a=b", Spread: rc.Spread{Label: "rack"}, Strategy: rc.Dynamic,
 		ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: ptr(2)}},
 		// What the document does not speak of stays.
 		DeletedAt: r.DeletedAt, Generation: 7, ChangedBy: "ann@host", AllowMassStop: 7, Mutator: r.Mutator, Service: r.Service, InPlace: r.InPlace,

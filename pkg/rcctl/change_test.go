@@ -30,7 +30,7 @@ func anySpec(t *testing.T) *rapid.Generator[*rc.Spec] {
 			spec.ReplicaGroups = append(spec.ReplicaGroups, rc.ReplicaGroup{Role: role, Count: ptr(rapid.IntRange(0, 3).Draw(t, role))})
 		}
 		spec.NodeSelector = rapid.SampledFrom([]string{"", "a=b"}).Draw(t, "selector")
-		spec.Spread = rapid.SampledFrom([]string{"", "rack", "zone"}).Draw(t, "spread")
+		spec.Spread.Label = rapid.SampledFrom([]string{"", "rack", "zone"}).Draw(t, "spread")
 		spec.Labels = rapid.MapOfN(rapid.SampledFrom([]string{"x", "y"}), rapid.SampledFrom([]string{"1", "2"}), 0, 2).Draw(t, "labels")
 		spec.MinAvailable = rapid.SampledFrom([]*int{nil, ptr(0), ptr(1)}).Draw(t, "minimum")
 		spec.Disabled = rapid.Bool().Draw(t, "disabled")

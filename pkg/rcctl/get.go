@@ -89,8 +89,14 @@ func writeRC(w io.Writer, v inspect.RCView, st inspect.StatusView, colours bool,
 	line("Strategy", "%s", v.Strategy)
 	line("Node loss", "%s after %s (preparer gone: %s)", v.NodeLoss.Action, time.Duration(v.NodeLoss.After), time.Duration(v.NodeLoss.UnmanagedAfter))
 	line("Deadline", "%s to become available, when upgraded or moved", time.Duration(v.ProgressDeadline))
-	if v.Spread != "" {
+	if !v.Spread.IsZero() {
 		line("Spread", "over the node label %s", v.Spread)
+	}
+	for _, p := range v.Affinity {
+		line("Affinity", "%s (weight %d)", p.Selector, p.Weight)
+	}
+	if v.Placing != "" {
+		line("Placing", "%s", v.Placing)
 	}
 	if v.Mutator != "" {
 		line("Rollout", "%s is in charge", v.Mutator)

@@ -69,7 +69,7 @@ func readPlace(c *cli.Context) (*rc.Spec, error) {
 		}
 		return &rc.Spec{
 			Name: service.Name, NodeSelector: service.NodeSelector, Replicas: service.Replicas, ReplicaGroups: service.ReplicaGroups,
-			MaxPerNode: service.MaxPerNode, Spread: service.Spread, Pod: service.Pod,
+			MaxPerNode: service.MaxPerNode, Spread: service.Spread, Affinity: service.Affinity, Placing: service.Placing, Mode: service.Mode, Pod: service.Pod,
 		}, nil
 	})
 }

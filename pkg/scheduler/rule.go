@@ -27,6 +27,7 @@ const (
 	Resources  Reason = "resources"    // slots, CPU or memory
 	Ports      Reason = "ports"        // a static port is taken or in use on the machine, or too few dynamic ones are free
 	MaxPerNode Reason = "max_per_node" // the controller has enough pods there
+	Skew       Reason = "spread"       // its group would have more pods than the required skew lets it, or it has no group
 )
 
 // Reasons counts nodes by why they take no pod.
@@ -63,6 +64,7 @@ type Candidate struct {
 	Reservation node.Reservation // what is taken there
 	Pods        int              // of the controller
 	Avoid       bool             // the pod that moves is or was there: an identity must not come back
+	Skewed      bool             // with one more pod its group would exceed a required skew; see Tally
 }
 
 // Excludes returns why a node takes no pod of the controller, whatever is taken there, or "" when it may.
@@ -89,6 +91,8 @@ func (r *Rule) Refuses(c Candidate, id pod.Identity) Reason {
 		return Avoided
 	case r.MaxPerNode > 0 && c.Pods >= r.MaxPerNode:
 		return MaxPerNode
+	case c.Skewed:
+		return Skew
 	case Outdated(c.View, c.Reservation):
 		return Relabelled
 	}

@@ -21,6 +21,9 @@ type Ask struct {
 	Strategy   string            `json:"strategy"`                // rc.Dynamic or rc.Static
 	Selector   string            `json:"node_selector,omitempty"` // of nodes; those that it does not select are not eligible
 	Spread     string            `json:"spread,omitempty"`        // key of the node label over whose values pods should be spread
+	SpreadSkew int               `json:"spread_skew,omitempty"`   // which the farm holds; zero: spreading is a preference
+	Affinity   []Affinity        `json:"affinity,omitempty"`      // which nodes should come first
+	Placing    string            `json:"placing,omitempty"`       // "pack": nodes with most should come first
 	MaxPerNode int               `json:"max_per_node,omitempty"`  // pods of the controller; zero: no limit
 	Desired    int               `json:"desired"`                 // replicas in all
 	// What each pod takes.
@@ -28,6 +31,12 @@ type Ask struct {
 	Memory       int64    `json:"memory,omitempty"`        // bytes
 	Ports        []int    `json:"ports,omitempty"`         // static ones
 	DynamicPorts []string `json:"dynamic_ports,omitempty"` // names of those that a node gives a number
+}
+
+// Affinity is a weighted wish for nodes that a selector matches.
+type Affinity struct {
+	Selector string `json:"selector"`
+	Weight   int    `json:"weight"`
 }
 
 // Placed is a pod of the controller and the node where it is.

@@ -89,7 +89,7 @@ func whatItTakes(path string, inPlace bool) (ChangeKind, string) {
 			return NeedsUpdate, "the pods are upgraded where they are"
 		}
 		return NeedsRecreate, "a pod's manifest never changes while it runs"
-	case "node_selector", "mode", "max_per_node", "spread", "strategy":
+	case "node_selector", "mode", "max_per_node", "spread", "affinity", "placing", "strategy":
 		if inPlace {
 			return NeedsUpdate, "pods that are in the wrong place are moved"
 		}

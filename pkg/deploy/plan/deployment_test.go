@@ -224,7 +224,7 @@ func TestStalePlans(t *testing.T) {
 		{"what owners report", func(c *cluster) { c.svc.Controllers[0].Status = &rc.Status{Available: 1} }, nil},
 		{"the document", func(c *cluster) {
 			c.svc.Index++
-			c.svc.Deployed.Spec.Labels, c.svc.Deployed.Spec.Spread = map[string]string{"a": "b"}, "rack"
+			c.svc.Deployed.Spec.Labels, c.svc.Deployed.Spec.Spread = map[string]string{"a": "b"}, rc.Spread{Label: "rack"}
 		}, []string{`labels.a: (none) -> "b"`, `spread: (none) -> "rack"`}},
 		{"who deployed it", func(c *cluster) { c.svc.Index++; c.svc.Deployed.By = "bob" }, []string{"the document was deployed again by bob"}},
 		{"deleted", func(c *cluster) { c.svc = nil }, []string{"the service was deleted"}},
@@ -236,7 +236,7 @@ func TestStalePlans(t *testing.T) {
 		{"a controller changed", func(c *cluster) {
 			c.svc.Controllers[0].Index++
 			r := &c.svc.Controllers[0].RC
-			r.Generation, r.ChangedBy, r.Spread, r.Disabled, r.Labels = 9, "bob", "rack", true, nil
+			r.Generation, r.ChangedBy, r.Spread, r.Disabled, r.Labels = 9, "bob", rc.Spread{Label: "rack"}, true, nil
 		}, []string{"controller web-r1: disabled", "controller web-r1: labels", "controller web-r1: spread"}},
 		{"a controller was written again", func(c *cluster) { c.svc.Controllers[0].Index++ }, []string{"controller web-r1: it was written again"}},
 	} {

@@ -65,7 +65,7 @@ func TestDecodeMistakes(t *testing.T) {
 		{`name="a b"`, `name: "a b" is not valid`},
 		{`name="a/b"`, `name: "a/b" is not valid`},
 		{`name=""`, ``},
-		{`nope=1`, `nope: unknown field; allowed: digests, labels, max_per_node`},
+		{`nope=1`, `nope: unknown field; allowed: affinity, digests, labels, max_per_node`},
 		{`replicas=null`, `replicas: missing; allowed: exactly one of`},
 		{`replica_groups=[{"role": "a", "count": 1}]`, `replicas: replicas together with replica_groups is not valid`},
 		{`labels={"service": "x"}`, `labels.service: "x" is not valid; allowed: any other key; a deployment sets this one`},

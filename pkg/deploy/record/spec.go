@@ -20,7 +20,9 @@ type ServiceSpec struct {
 	ReplicaGroups []rc.ReplicaGroup  `json:"replica_groups,omitempty"`
 	PodLabels     map[string]string  `json:"pod_labels,omitempty"`
 	MaxPerNode    int                `json:"max_per_node,omitempty"`
-	Spread        string             `json:"spread,omitempty"`
+	Spread        rc.Spread          `json:"spread,omitzero"`
+	Affinity      []rc.Preference    `json:"affinity,omitempty" feature:"placing"`
+	Placing       rc.Placing         `json:"placing,omitempty" feature:"placing"` // default: spread
 	NodeLoss      rc.NodeLoss        `json:"node_loss,omitzero"`
 	Strategy      rc.Strategy        `json:"strategy,omitempty"` // of allocation: dynamic or static
 	Progress      *field.Duration    `json:"progress_deadline,omitempty"`
@@ -84,6 +86,6 @@ func (s *ServiceSpec) PerNode() int {
 func (s *ServiceSpec) RCSpec(name string) *rc.Spec {
 	return &rc.Spec{
 		Name: name, Labels: s.Labels, NodeSelector: s.NodeSelector, Mode: s.Mode, ReplicaGroups: s.Groups(), PodLabels: s.PodLabels, MaxPerNode: s.MaxPerNode,
-		Spread: s.Spread, NodeLoss: s.NodeLoss, ProgressDeadline: s.Progress, Strategy: s.Strategy, Pod: s.Pod,
+		Spread: s.Spread, Affinity: s.Affinity, Placing: s.Placing, NodeLoss: s.NodeLoss, ProgressDeadline: s.Progress, Strategy: s.Strategy, Pod: s.Pod,
 	}
 }

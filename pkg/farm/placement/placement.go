@@ -85,6 +85,12 @@ type Request struct {
 	// controller by value, before.
 	Spread   string
 	PerGroup map[string]int
+	// Tally counts those pods where a skew between groups is required; nil: none is.
+	Tally *scheduler.Tally
+	// Preferences are which nodes come first, before all that is counted on them.
+	Preferences scheduler.Preferences
+	// Pack takes the nodes first that have most, in place of those that have least.
+	Pack bool
 	// Reluctant are candidates that are taken only where they are far less full than the others.
 	Reluctant    map[string]bool
 	Nodes        map[string]*node.View
@@ -101,11 +107,12 @@ type Assignment struct {
 const reluctance = 3
 
 // Assign spreads the pods over the candidates: always to the group with the fewest pods of the controller that has room, and
-// there to a node with the fewest pods of the controller, then to the one that is least full by what it has least of unless the order is strict, then in
+// there, of those that are preferred most, to a node with the fewest pods of the controller, then to the one that is least full by what it has least of unless the order is strict, then in
 // order of preference. Nodes
 // without the label that groups are made by are taken when no other has room. It returns what it could place and, for what it
 // could not, why each candidate refused. It changes none of its inputs.
 func Assign(r Request) ([]Assignment, scheduler.Reasons) {
+	r.Tally = r.Tally.Clone()
 	out := make([]Assignment, 0, len(r.Pods))
 	refused := scheduler.Reasons{}
 	queue := newQueue(r.candidates(), r.PerGroup)
@@ -126,6 +133,7 @@ func Assign(r Request) ([]Assignment, scheduler.Reasons) {
 			claim, _, _ = scheduler.ClaimOn(c.view, c.res, claim, r.Dynamic, nil) // pick has seen that it fits
 		}
 		c.add(&r, claim)
+		r.Tally.Add(c.group, 1)
 		out = append(out, Assignment{Pod: id, Node: c.name})
 		queue.placed(c)
 	}
@@ -142,7 +150,7 @@ func (r *Request) candidates() []*candidate {
 		view := r.Nodes[name]
 		all[i] = candidate{
 			name: name, view: view, res: r.Reservations[name].Clone(), used: scheduler.UsageOf(view, r.Reservations[name]), mine: r.PerNode[name], rank: i,
-			group: scheduler.GroupOf(view, r.Spread), strict: r.Strict,
+			group: scheduler.GroupOf(view, r.Spread), strict: r.Strict, score: r.Preferences.Score(view), pack: r.Pack,
 		}
 		if r.Reluctant[name] {
 			all[i].handicap = reluctance
@@ -160,7 +168,7 @@ func (r *Request) rule() scheduler.Rule {
 
 // found is a candidate as a pod finds it.
 func (r *Request) found(c *candidate, id pod.Identity) scheduler.Candidate {
-	return scheduler.Candidate{View: c.view, Reservation: c.res, Pods: c.mine, Avoid: slices.Contains(r.Avoid[id], c.name)}
+	return scheduler.Candidate{View: c.view, Reservation: c.res, Pods: c.mine, Avoid: slices.Contains(r.Avoid[id], c.name), Skewed: r.Tally.Refuses(c.view)}
 }
 
 // pick takes the best candidate for a pod off the queue. Candidates that will not fit later either (all pods want the

@@ -21,11 +21,20 @@ type candidate struct {
 	handicap int
 	group    string // value of the label that the pods are spread over; empty: it has none
 	strict   bool   // see Request.Strict
+	score    int    // see Request.Preferences
+	pack     bool   // see Request.Pack
 }
 
 // compare orders candidates of one group, the best first.
 func (c *candidate) compare(other *candidate) int {
-	return cmp.Or(cmp.Compare(c.mine, other.mine), cmp.Compare(c.load, other.load), cmp.Compare(c.rank, other.rank))
+	if c.score != other.score {
+		return cmp.Compare(other.score, c.score)
+	}
+	has := cmp.Or(cmp.Compare(c.mine, other.mine), cmp.Compare(c.load, other.load))
+	if c.pack {
+		has = -has
+	}
+	return cmp.Or(has, cmp.Compare(c.rank, other.rank))
 }
 
 // weigh finds out how full the candidate is, which counts besides the pods of the controller itself.

@@ -11,6 +11,7 @@ type Ranked struct {
 	Group  string           // value of the label that the pods are spread over
 	Pods   int              // of the controller
 	Load   int              // how full it would be with the pod: see scheduler.Usage.Load
+	Score  int              // of the controller's preferences
 	Used   scheduler.Usage  // as it is
 }
 
@@ -19,7 +20,7 @@ func Rank(r Request) []Ranked {
 	var takes, others []Ranked
 	queue, rule, id := newQueue(r.candidates(), r.PerGroup), r.rule(), r.Pods[0]
 	for c := queue.pop(); c != nil; c = queue.pop() {
-		n := Ranked{Node: c.name, Reason: rule.Refuses(r.found(c, id), id), Group: c.group, Pods: c.mine, Load: c.load, Used: c.used}
+		n := Ranked{Node: c.name, Reason: rule.Refuses(r.found(c, id), id), Group: c.group, Pods: c.mine, Load: c.load, Score: c.score, Used: c.used}
 		if n.Reason == "" {
 			takes = append(takes, n)
 		} else {

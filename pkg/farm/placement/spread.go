@@ -46,6 +46,16 @@ func NewSpread(groups []scheduler.Group, pods, perNode map[string]int, seed uint
 	return s
 }
 
+// Sort brings the nodes of each group into an order; those that compare equal stay as they were.
+func (s *Spread) Sort(compare func(a, b string) int) {
+	for i := range s.groups {
+		g := &s.groups[i]
+		names := slices.AppendSeq(slices.Collect(g.first.All()), g.rest.All())
+		slices.SortStableFunc(names, compare)
+		g.first, g.rest = InOrder(names), Walk{}
+	}
+}
+
 // Len returns how many nodes there are.
 func (s *Spread) Len() int { return s.size }
 

@@ -64,8 +64,10 @@ func TestEachMatchingNodeHasAPod(t *testing.T) {
 		"all is as it should be": {nodes: 3, desired: 3},
 		"nothing matches yet":    {nodes: 0, desired: 0},
 		"a node joins":           {3, func(s *reconcile.Snapshot) { join(s, "new") }, []string{"main.3"}, []string{"new"}, nil, 4, ""},
-		"the lowest free index": {3, func(s *reconcile.Snapshot) { join(s, "new"); s.Pods = slices.Delete(s.Pods, 1, 2); relabel(s, "n1") },
-			[]string{"main.1"}, []string{"new"}, nil, 3, ""},
+		"the lowest free index": {
+			3, func(s *reconcile.Snapshot) { join(s, "new"); s.Pods = slices.Delete(s.Pods, 1, 2); relabel(s, "n1") },
+			[]string{"main.1"}, []string{"new"}, nil, 3, "",
+		},
 		"one that does not match joins": {3, func(s *reconcile.Snapshot) { join(s, "new"); relabel(s, "new") }, nil, nil, nil, 3, ""},
 		"one that is not alive":         {3, func(s *reconcile.Snapshot) { join(s, "new").Alive = false }, nil, nil, nil, 3, ""},
 		"one that has not spoken":       {3, func(s *reconcile.Snapshot) { s.Epoch = "e1"; join(s, "new") }, nil, nil, nil, 3, ""},
@@ -102,14 +104,15 @@ func TestEachMatchingNodeHasAPod(t *testing.T) {
 		"the records are new": {2, func(s *reconcile.Snapshot) { s.Hold = "new"; drain(s, "n0"); join(s, "new") }, nil, nil, nil, 2, ""},
 		"a pod was found":     {2, func(s *reconcile.Snapshot) { s.Pods[0].AdoptedAtGeneration = 7; relabel(s, "n0") }, nil, nil, nil, 1, "found running"},
 		"two pods on a node":  {2, func(s *reconcile.Snapshot) { s.Pods = append(s.Pods, running(5, "n0", 5, 0)) }, nil, nil, []string{"main.5"}, 2, ""},
-		"another role": {2, func(s *reconcile.Snapshot) { s.Pods[0].Role, s.Pods[0].Identity.Role = "side", "side" },
-			nil, nil, []string{"side.0"}, 2, ""},
+		"another role": {
+			2, func(s *reconcile.Snapshot) { s.Pods[0].Role, s.Pods[0].Identity.Role = "side", "side" },
+			nil, nil, []string{"side.0"}, 2, "",
+		},
 		"a stop is not confirmed": {2, func(s *reconcile.Snapshot) { s.Pods[0].RunState, s.Pods[0].StoppingSince = pod.Stopped, &s.Now }, nil, nil, nil, 2, ""},
 		"a copy is left on it": {2, func(s *reconcile.Snapshot) {
 			join(s, "new")
 			s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "new", Revision: 4}}
-		},
-			nil, nil, nil, 3, ""},
+		}, nil, nil, nil, 3, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := eachOf(c.nodes)

@@ -1,0 +1,128 @@
+package placement_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/placement"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+)
+
+// Whatever room there is, no placement makes a required skew larger than it may be, and none waits that could be placed.
+func TestASkewIsHeld(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		nodes, reservations, before := map[string]*node.View{}, map[string]node.Reservation{}, map[string]int{}
+		var order []string
+		for i := range rapid.IntRange(1, 12).Draw(t, "nodes") {
+			name := fmt.Sprintf("n%d", i)
+			nodes[name] = racked(name, rapid.SampledFrom([]string{"", "a", "b", "c"}).Draw(t, "rack"), rapid.IntRange(0, 3).Draw(t, "slots"))
+			reservations[name] = node.Reservation{}
+			order = append(order, name)
+		}
+		skew := rapid.IntRange(1, 3).Draw(t, "skew")
+		tally := scheduler.NewTally("rack", skew, scheduler.GroupsOf(nodes, order, "rack"))
+		for _, rack := range []string{"a", "b", "c"} {
+			before[rack] = rapid.IntRange(0, 3).Draw(t, "before")
+			tally.Add(rack, before[rack])
+		}
+		r := placement.Request{Order: order, Spread: "rack", PerGroup: before, Tally: tally, Nodes: nodes, Reservations: reservations, PerNode: map[string]int{}}
+		for i := range rapid.IntRange(1, 12).Draw(t, "pods") {
+			r.Pods = append(r.Pods, pod.Identity{RCID: "rc", Role: "main", Index: i})
+		}
+		assigned, refused := placement.Assign(r)
+		there, on := tally.Clone(), map[string]int{}
+		for _, a := range assigned {
+			if there.Refuses(nodes[a.Node]) {
+				t.Fatalf("%s comes to %s of rack %q, beyond a skew of %d; before %v, all %v", a.Pod, a.Node, nodes[a.Node].Labels["rack"], skew, before, assigned)
+			}
+			there.Add(nodes[a.Node].Labels["rack"], 1)
+			on[a.Node]++
+		}
+		if len(assigned) == len(r.Pods) {
+			return
+		}
+		for name, v := range nodes {
+			if on[name] < v.Capacity.Slots && !there.Refuses(v) {
+				t.Fatalf("%s has room, and %d pods wait: %v; assigned %v, before %v", name, len(r.Pods)-len(assigned), refused, assigned, before)
+			}
+		}
+	})
+}
+
+func TestWhatASkewRefuses(t *testing.T) {
+	t.Parallel()
+	v := func(rack string) *node.View { return racked("n", rack, 1) }
+	tally := scheduler.NewTally("rack", 1, []string{"a", "b", "", "b"})
+	tally.Add("a", 2)
+	tally.Add("b", 2)
+	tally.Add("gone", 9)
+	for rack, want := range map[string]bool{"a": false, "b": false, "": true, "gone": true} {
+		if got := tally.Refuses(v(rack)); got != want {
+			t.Errorf("rack %q: %t", rack, got)
+		}
+	}
+	next := tally.Clone()
+	next.Add("a", 1)
+	if !next.Refuses(v("a")) || next.Refuses(v("b")) || tally.Refuses(v("a")) {
+		t.Error("with one more in a")
+	}
+	if none := scheduler.NewTally("rack", 0, []string{"a"}); none.Refuses(v("")) || none.Clone() != nil {
+		t.Error("a preference refuses")
+	}
+}
+
+// What a controller prefers comes before what nodes have; who packs takes the fullest first.
+func TestPreferredNodesComeFirst(t *testing.T) {
+	t.Parallel()
+	nodes, reservations := map[string]*node.View{}, map[string]node.Reservation{}
+	for name, taken := range map[string]int{"full": 2, "half": 1, "empty": 0, "best": 2} {
+		nodes[name] = racked(name, name, 3)
+		reservations[name] = node.Reservation{Claims: map[string]node.Claim{}}
+		for i := range taken {
+			id := pod.Identity{RCID: "other", Role: "main", Index: i}
+			reservations[name].Claims[id.String()] = node.NewClaim(id, nil, 0, 0)
+		}
+	}
+	var prefers scheduler.Preferences
+	for selector, weight := range map[string]int{"rack in (best,half)": 10, "rack=best": 1} {
+		if err := prefers.Prefer(selector, weight); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := prefers.Prefer("rack in (", 1); err == nil {
+		t.Error("a selector that nobody can read")
+	}
+	if n := prefers.Score(nodes["best"]); n != 11 {
+		t.Errorf("score %d", n)
+	}
+	for name, c := range map[string]struct {
+		change func(*placement.Request)
+		want   []string
+	}{
+		"neither":     {func(*placement.Request) {}, []string{"empty", "half", "best", "full"}},
+		"preferences": {func(r *placement.Request) { r.Preferences = prefers }, []string{"best", "half", "half", "empty"}},
+		"packed":      {func(r *placement.Request) { r.Pack = true }, []string{"best", "full", "half", "half"}},
+		"both":        {func(r *placement.Request) { r.Preferences, r.Pack = prefers, true }, []string{"best", "half", "half", "full"}},
+		"own pods":    {func(r *placement.Request) { r.Pack, r.PerNode = true, map[string]int{"empty": 1} }, []string{"empty", "empty", "empty", "best"}},
+	} {
+		r := placement.Request{Order: []string{"best", "empty", "full", "half"}, Nodes: nodes, Reservations: reservations, PerNode: map[string]int{}}
+		for i := range 4 {
+			r.Pods = append(r.Pods, pod.Identity{RCID: "rc", Role: "main", Index: i})
+		}
+		c.change(&r)
+		assigned, _ := placement.Assign(r)
+		var got []string
+		for _, a := range assigned {
+			got = append(got, a.Node)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
