@@ -17,6 +17,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/janitor"
+	"github.com/rcfarm/rcfarm/pkg/farm/push"
 	"github.com/rcfarm/rcfarm/pkg/farm/runner"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
@@ -27,6 +28,7 @@ import (
 func metrics(prefix string) (string, error) {
 	reg := prometheus.NewPedanticRegistry()
 	farm.NewMetrics(reg)
+	push.NewMetrics(reg)
 	runner.NewMetrics(reg)
 	janitor.NewMetrics(reg)
 	preparer.NewMetrics(reg)

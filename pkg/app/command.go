@@ -32,6 +32,8 @@ func FarmCommand(start func(FarmConfig) error) *cli.App {
 			&cli.StringFlag{Name: "scheduler-url", Usage: "ask the scheduler at this `URL` for nodes, in place of the built-in one; https, or http where the network is trusted. All farms should have the same", Destination: &cfg.SchedulerAt.URL},
 			&cli.StringFlag{Name: "scheduler-ca", Usage: "`FILE` with the certificates that are believed of it, in PEM, read at the start (default: the machine's)", Destination: &cfg.SchedulerAt.CAFile},
 			&cli.StringFlag{Name: "scheduler-token-file", Usage: "`FILE` with the token that it is shown, one word, read again for each request; only over https or to this machine", Destination: &cfg.SchedulerAt.TokenFile},
+			&cli.StringFlag{Name: "node-token-dir", Usage: "`DIRECTORY` with a file for each node, called as the node, that holds the token of its API: farms tell nodes of their intents that were started with --intents push", Destination: &cfg.Nodes.TokenDir},
+			&cli.StringFlag{Name: "node-ca", Usage: "`FILE` with the certificates that are believed of those nodes, in PEM, read at the start (default: the machine's)", Destination: &cfg.Nodes.CAFile},
 			&cli.IntFlag{Name: "workers", Usage: "controllers worked on at once, 1 to 256; what they ask Consul for is sent together", Value: 64, Destination: &cfg.Workers},
 		),
 		Action: flagsAlone(func() error {
@@ -77,6 +79,8 @@ func PreparerCommand(start func(PreparerConfig) error, supervisor func(Superviso
 			&cli.BoolFlag{Name: "allow-root-pods", Usage: "start pods whose manifests say user: root", Destination: &cfg.AllowRoot},
 			&cli.IntFlag{Name: "port-max", Usage: "last port of that range, not below --port-min", Value: 29999, Destination: &cfg.PortsMax},
 			&cli.StringFlag{Name: "trust-policy", Usage: "`FILE` that says whose manifests this node runs (default: anybody's)", Destination: &cfg.TrustPolicy},
+			&cli.StringFlag{Name: "intents", Usage: "watch: a standing query tells the node of its intents. push: farms do, through its API, which needs an address, a token and TLS; else it watches", Value: IntentsWatch, Destination: &cfg.Intents},
+			&cli.DurationFlag{Name: "intents-every", Usage: "with --intents push, how long the node waits for a farm, give or take half, before it reads its intents by itself; 1s to 1h", Value: preparer.DefaultPullEvery, Destination: &cfg.PullEvery},
 			&cli.StringFlag{Name: "hooks-dir", Usage: "`DIRECTORY` of the node's own hooks (default: none)", Destination: &cfg.HooksDir},
 			&cli.DurationFlag{Name: "keep-stopped", Usage: "how long home, logs and versions of a stopped pod stay on the disk", Value: preparer.DefaultKeepStopped, Destination: &cfg.KeepStopped},
 		),

@@ -14,6 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/election"
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/farm/janitor"
+	"github.com/rcfarm/rcfarm/pkg/farm/push"
 	"github.com/rcfarm/rcfarm/pkg/farm/runner"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/internal/webhook"
@@ -33,7 +34,8 @@ type FarmConfig struct {
 	Workers int    // controllers worked on at once
 	// RCSelector confines the farm to controllers with matching labels; empty: all.
 	RCSelector string
-	Session    string // who vouches for the farm: a consul.SessionMode
+	Nodes      NodeAccess // for those that are told of their intents, in place of a standing query
+	Session    string     // who vouches for the farm: a consul.SessionMode
 	// Uncoordinated has the farm take the lead whenever nobody has it, and ask nobody (ADR 21).
 	Uncoordinated bool
 	// ForgetNodeAfter is for how long a node's machine must have been gone before the leader removes its records; zero: it never does.
@@ -76,6 +78,7 @@ func (c *FarmConfig) Validate() error {
 	if _, err := rc.ParseSelector(c.RCSelector); err != nil {
 		errs.Add("rc-selector", c.RCSelector, `a Kubernetes label selector, such as "env=prod"`)
 	}
+	c.Nodes.check(&errs)
 	c.validate(&errs)
 	return errs.Err()
 }
@@ -100,6 +103,8 @@ type Farm struct {
 	counts    *runner.Metrics // of rollouts
 	cleaned   *janitor.Metrics
 	debug     *obs.DebugServer
+	pusher    *push.Pusher
+	sender    *nodeSender
 	readiness readiness
 }
 
@@ -114,7 +119,12 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	}
 	reg := obs.NewRegistry()
 	f := &Farm{base: b, cfg: cfg, metrics: farm.NewMetrics(reg), counts: runner.NewMetrics(reg), cleaned: janitor.NewMetrics(reg)}
-	f.debug, err = b.openDebug(ctx, reg, f.readiness.Ready)
+	f.sender, err = newNodeSender(cfg.Nodes)
+	if err == nil {
+		b.undo = append(b.undo, f.sender.close)
+		f.pusher = push.New(push.Config{Send: f.sender.send, Log: b.log.WithField(obs.FarmID, cfg.ID), Metrics: push.NewMetrics(reg)})
+		f.debug, err = b.openDebug(ctx, reg, f.readiness.Ready)
+	}
 	if err == nil && cfg.Scheduler == nil && cfg.SchedulerAt.URL != "" {
 		var asked *remote.Client
 		if asked, err = remote.New(cfg.SchedulerAt); err == nil {
@@ -133,7 +143,7 @@ func (f *Farm) Run(ctx context.Context) error {
 	defer f.close()
 	defer runtime.KeepAlive(RoomyHeap())
 	f.log.WithFields(obs.Fields{obs.FarmID: f.cfg.ID, obs.PID: os.Getpid(), "version": Version, "emulates": f.store.Emulates(), "scheduler": f.cfg.asks()}).Info("farm starts")
-	err := together(ctx, f.own, f.debug.Run, f.store.UntilBehind, f.untilLifeline)
+	err := together(ctx, f.own, f.debug.Run, f.pusher.Run, f.store.UntilBehind, f.untilLifeline)
 	f.log.WithField(obs.Reason, err.Error()).Info("farm ended")
 	return err
 }
@@ -150,7 +160,7 @@ func (f *Farm) own(ctx context.Context) error {
 		},
 		Meta: f.store.FarmMeta(),
 		OnRenewed: func(ctx context.Context, s *consul.Session, every time.Duration) error {
-			return f.store.FarmHeard(ctx, s, f.cfg.ID, every)
+			return f.store.FarmHeard(ctx, s, f.cfg.ID, every, untold(f.pusher.Unreachable()))
 		},
 	}
 	selector, err := rc.ParseSelector(f.cfg.RCSelector)
@@ -163,7 +173,7 @@ func (f *Farm) own(ctx context.Context) error {
 		worker := farm.NewFarm(farm.Config{
 			ID: f.cfg.ID, Version: Version, Store: session, Log: f.log,
 			RCSelector: selector, Scheduler: f.cfg.Scheduler,
-			TTL: f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(), MetricsLabel: f.cfg.MetricsLabel,
+			TTL: f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(), MetricsLabel: f.cfg.MetricsLabel, Tell: f.pusher.Tell,
 			OnMembers: func() { carrier.MembersChanged() }, OnStatus: func(service string, index uint64) { carrier.Ring(service, index) },
 		})
 		carrier = runner.New(runner.Config{

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,6 +51,8 @@ type PreparerConfig struct {
 
 	Artifacts   artifact.Config // only ReserveBytes may be zero
 	API         nodeapi.Config
+	Intents     string        // IntentsWatch or IntentsPush; empty: watch
+	PullEvery   time.Duration // between two readings of the intents that nobody asks for, with IntentsPush; zero: a minute
 	HooksDir    string        // the node's own hooks; empty: none
 	KeepStopped time.Duration // how long home, logs and versions of a stopped pod stay
 	TakeOver    bool          // the node's name from another host, once
@@ -89,6 +92,12 @@ func (c *PreparerConfig) record() (node.Node, error) {
 
 	checkArtifacts(&errs, &c.Artifacts)
 	c.api().Check(&errs)
+	if !slices.Contains([]string{"", IntentsWatch, IntentsPush}, c.Intents) {
+		errs.Add("intents", c.Intents, IntentsWatch+" or "+IntentsPush)
+	}
+	if c.PullEvery != 0 && (c.PullEvery < time.Second || c.PullEvery > time.Hour) {
+		errs.Add("intents-every", c.PullEvery.String(), "a length of time from 1s to 1h")
+	}
 	capacity, err := node.ParseCapacity(c.Slots, givenOr0(c.CPU), givenOr0(c.Memory))
 	if inner, ok := err.(field.Errors); ok { //nolint:errorlint // ParseCapacity returns nothing else
 		errs = append(errs, inner...)
@@ -106,6 +115,24 @@ func givenOr0(amount int64) int64 {
 		return 0
 	}
 	return amount
+}
+
+// How a node learns of its intents.
+const (
+	IntentsWatch = "watch" // by a standing query
+	IntentsPush  = "push"  // farms tell it (ADR 26)
+)
+
+// intents says in the node's record how it learns of its intents. Where farms could not tell it, it watches.
+func (c *PreparerConfig) intents(log obs.Logger) string {
+	if c.Intents != IntentsPush {
+		return ""
+	}
+	if why := c.api().Pushable(); why != "" {
+		log.WithField(obs.Reason, why).Warn("--intents push is not possible; the node watches its intents")
+		return node.IntentsRefused
+	}
+	return node.IntentsPush
 }
 
 // maxPort is the highest TCP port.
@@ -198,6 +225,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	}
 	b.undo = append(b.undo, p.api.Close)
 	record.API, record.Isolation = p.api.URL(), isolation.String()
+	record.Intents = cfg.intents(b.log)
 	reg := obs.NewRegistry()
 	var doors claim.Doors // whoever keeps no pods apart can keep none from the preparer's token, either
 	if cfg.Isolation != IsolationOff {
@@ -208,7 +236,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		Host: install.Host{Dir: b.dir.Path(""), HooksDir: cfg.HooksDir, Isolation: isolation, Artifacts: artifacts, Runtime: pods, Trust: policy},
 		Node: record, Store: b.store, Cache: artifacts,
 		Services: b.client.Services, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
-		KeepStopped: cfg.KeepStopped, TakeOver: cfg.TakeOver,
+		KeepStopped: cfg.KeepStopped, TakeOver: cfg.TakeOver, Push: record.Intents == node.IntentsPush, PullEvery: cfg.PullEvery,
 	})
 	if err == nil {
 		p.debug, err = b.openDebug(ctx, reg, p.agent.Ready)

@@ -18,9 +18,11 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
+	"github.com/rcfarm/rcfarm/pkg/farm/push"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scale"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 	"github.com/rcfarm/rcfarm/pkg/wait"
@@ -43,6 +45,8 @@ type Config struct {
 	// OnStatus is called when the status of a controller that a service's rollout is in charge of was written; may be nil. Its bell rings
 	// too, at that index: this is only faster.
 	OnStatus func(service string, index uint64)
+	// Tell hands over what a node is to be told that has no standing query on its intents, and waits for nothing; nil: none is told.
+	Tell func(to push.Target, r scale.Request)
 
 	RCSelector labels.Selector // of the controllers that it works on, by their labels; nil: all
 	RCID       string          // the only one that it works on, whatever its labels; see New. Empty: those of the selector

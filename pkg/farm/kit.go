@@ -6,9 +6,11 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
+	"github.com/rcfarm/rcfarm/pkg/farm/push"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scale"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -76,6 +78,7 @@ type kit struct {
 	farm     string // id
 	selector labels.Selector
 	onStatus func(service string, index uint64) // may be nil
+	tell     func(push.Target, scale.Request)   // nil: no node is told
 
 	reads  Reads
 	lists  Lists
@@ -111,7 +114,7 @@ type kit struct {
 // newKit makes the kit of a farm, in whose place it has what tells of the cluster and of the other controllers.
 func newKit(cfg *Config, cache *cache, fleet fleet, byLabel *scheduler.ByLabel) *kit {
 	k := &kit{
-		farm: cfg.ID, selector: cfg.RCSelector, onStatus: cfg.OnStatus,
+		farm: cfg.ID, selector: cfg.RCSelector, onStatus: cfg.OnStatus, tell: cfg.Tell,
 		reads: cfg.Store, early: cfg.Store, lists: cfg.Store, writes: cfg.Store, lock: cfg.Store, trip: cfg.Store,
 		cache: cache, fleet: fleet, nodeSync: &nodeSync{}, stops: newStopCounter(), companionIndex: &companionIndex{}, manifests: newManifestCache(),
 		ledger: &scheduler.Ledger{}, scarcity: &scarcity{}, usage: &usageView{}, mismatched: &nodeSet{}, fresh: &nodeSet{}, byLabel: byLabel,

@@ -61,11 +61,16 @@ func (f *Farm) observe() {
 	f.cfg.Metrics.tripped.Set(obs.Flag(breaker.Index == 0 || breaker.Value.Tripped))
 }
 
-// commit carries a batch out and counts it.
+// commit carries a batch out, counts it, and has the nodes told that do not watch: nothing else writes intents.
 func (ps *writer) commit(ctx context.Context, b *batch) error {
+	untold := ps.untold(b)
+	b.Indexed = len(untold) > 0
 	err := ps.kit.writes.Commit(ctx, &b.Batch)
 	ps.kit.metrics.committed(b.actions, err)
 	ps.kit.usage.wrote(b.Reservations, err == nil, time.Now())
+	if err == nil {
+		ps.tellNodes(b, untold)
+	}
 	if err == nil && b.Status != nil {
 		ps.mem.reported = time.Now()
 	}

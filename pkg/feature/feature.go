@@ -31,6 +31,7 @@ var Known = Table{
 	{Name: "group-manifests", Since: "0.2.0", What: "environment, command and resources of a replica group"},
 	{Name: "placing", Since: "0.2.0", What: "spread with a skew, affinity and placing of a controller"},
 	{Name: "ports-in-use", Since: "0.2.0", What: "nodes say which ports something else than their pods has"},
+	{Name: "push", Since: "0.2.0", What: "preparer --intents push: farms tell nodes of their intents"},
 	{Name: "role-replicas", Since: "0.2.0", What: "processes are told how many replicas their role has"},
 }
 

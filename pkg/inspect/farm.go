@@ -13,6 +13,8 @@ type FarmView struct {
 	Hearing
 	Leads bool `json:"leads"` // it does what belongs to no controller (ADR 27)
 	Owned int  `json:"owned"` // controllers
+	// Untold are the nodes that it could not tell of their intents (ADR 26).
+	Untold *store.Untold `json:"untold,omitempty"`
 	// OwnedRCs are these controllers, sorted by name.
 	OwnedRCs []OwnedRC `json:"owned_rcs"`
 }

@@ -30,9 +30,11 @@ type NodeView struct {
 	Free           Usage             `json:"free"`                   // of what is limited
 	PortsInUse     []int             `json:"ports_in_use,omitempty"` // by something else than its pods
 	Orphans        int               `json:"orphans"`
-	Isolation      string            `json:"isolation,omitempty"` // what its pods have of their own; see docs/running.md
-	Anonymous      string            `json:"anonymous,omitempty"` // what its pods may do at Consul without a token: node.AnonymousSecured and so on
-	Shut           bool              `json:"shut,omitempty"`      // it takes no new intents because of that
+	Isolation      string            `json:"isolation,omitempty"`    // what its pods have of their own; see docs/running.md
+	Anonymous      string            `json:"anonymous,omitempty"`    // what its pods may do at Consul without a token: node.AnonymousSecured and so on
+	Intents        string            `json:"intents,omitempty"`      // how it learns of them, if it does not watch: node.IntentsPush and so on
+	UntoldSince    *time.Time        `json:"untold_since,omitempty"` // farms could not tell it since
+	Shut           bool              `json:"shut,omitempty"`         // it takes no new intents because of that
 	Version        string            `json:"version"`
 }
 
@@ -109,6 +111,37 @@ func (v *NodeView) ConsulText() string {
 	return v.Anonymous
 }
 
+// IntentsText says in a few words how the node learns of its intents.
+func (v *NodeView) IntentsText() string {
+	switch {
+	case v.UntoldSince != nil:
+		return "untold"
+	case v.Intents == node.IntentsPush:
+		return "push"
+	case v.Intents == node.IntentsRefused:
+		return "watch (refused)"
+	default:
+		return "watch"
+	}
+}
+
+// AddUntold adds since when farms could not tell nodes of their intents.
+func AddUntold(views []NodeView, farms map[string]store.Heard) {
+	since := map[string]*time.Time{}
+	for _, h := range farms {
+		if h.Untold == nil {
+			continue
+		}
+		for i := range h.Untold.Nodes {
+			n := &h.Untold.Nodes[i]
+			since[n.Node] = earlier(since[n.Node], &n.Since)
+		}
+	}
+	for i := range views {
+		views[i].UntoldSince = since[views[i].Name]
+	}
+}
+
 // OpenText says in one word whether operators let pods onto the node.
 func (v *NodeView) OpenText() string {
 	switch {
@@ -136,7 +169,7 @@ func JoinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]nod
 			Name: view.Name, Alive: view.Alive, Address: view.Address, ConsulNode: view.ConsulNode,
 			Labels: view.AllLabels(), OperatorLabels: view.Ops.Labels, Open: !scheduler.Ineligible(view, taken[view.Name]), Drain: view.Ops.Drain, Cordoned: view.Ops.Unschedulable,
 			Capacity: capacityOf(view), PortsInUse: view.PortsInUse,
-			Orphans: view.OrphanCount(), Version: view.Version, Isolation: view.Isolation, Anonymous: view.Anonymous, Shut: view.Shut,
+			Orphans: view.OrphanCount(), Version: view.Version, Isolation: view.Isolation, Anonymous: view.Anonymous, Intents: view.Intents, Shut: view.Shut,
 		}
 		n.Used = usageOf(view, scheduler.UsageOf(view, taken[view.Name]))
 		n.Free = n.Capacity.less(n.Used)

@@ -39,6 +39,8 @@ type Node struct {
 	Anonymous string `json:"anonymous,omitempty"`
 	// Shut: the preparer takes no new intents because of that.
 	Shut bool `json:"shut,omitempty"`
+	// Intents says how the node learns of its intents, if it does not watch them: one of the constants.
+	Intents string `json:"intents,omitempty" feature:"push"`
 	// PortsInUse are numbers, sorted, that something on the machine holds which is none of the node's pods: pods are not given them.
 	PortsInUse []int `json:"ports_in_use,omitempty" feature:"ports-in-use"`
 	// WentBack is the epoch that was current when the preparer saw the store go back in time. Farms that find it at or
@@ -52,6 +54,12 @@ type Node struct {
 	Orphans        []pod.Orphan `json:"orphans,omitempty"`
 	OrphansLeftOut int          `json:"orphans_left_out,omitempty"`
 }
+
+// How a node learns of its intents.
+const (
+	IntentsPush    = "push"    // farms tell it of them (ADR 26)
+	IntentsRefused = "refused" // it watches, though its operator wants farms to tell it: its API does not allow that
+)
 
 // What requests without a token may do.
 const (

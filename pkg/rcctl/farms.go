@@ -27,7 +27,8 @@ them; a lone id is one whose record cannot be read. ADDRESS is that of its debug
 The one that LEADS does what belongs to no rc; rcctl election show farm says more.
 HEARD is how long ago it wrote last; one that is silent has not written as it should: Consul may refuse its token.
 SELECTOR says which rcs it works on; without one it works on all. It EMULATES the newest version whose records it
-writes; where new features wait for older farms and nodes, that is said below, and rcctl farm gate says more.
+writes; where new features wait for older farms and nodes, that is said below, and rcctl farm gate says more. Below are
+also the nodes without a standing query (preparer --intents push) that a farm could not tell of their intents, and why.
 
 Examples:
   rcctl farms
@@ -71,7 +72,7 @@ func runFarms(c *cli.Context, std *stdio, s *conn) error {
 	views, free := inspect.JoinFarms(values(members), leader, owners, ids, names)
 	now := time.Now()
 	for i := range views {
-		views[i].Hearing = inspect.HearingOf(heard, views[i].ID, true, now)
+		views[i].Hearing, views[i].Untold = inspect.HearingOf(heard, views[i].ID, true, now), heard[views[i].ID].Untold
 	}
 	tb := table{header: []string{"ID", "HEARD", "LEADS", "OWNED", "VERSION", "EMULATES", "ADDRESS", "SELECTOR"}, paint: -1}
 	wide := c.String("output") == wideFormat
@@ -81,6 +82,7 @@ func runFarms(c *cli.Context, std *stdio, s *conn) error {
 	err = printList(c, std, s, views, corrupt, "no farms; start one: farm --id farm-1", tb, func(v *inspect.FarmView) []string { return farmRow(v, now, wide) })
 	for i := range views {
 		noteSilent(std, "farm "+views[i].ID, views[i].Hearing, now)
+		noteUntold(std, &views[i], now)
 	}
 	if len(views) > 0 {
 		gate, gateErr := s.gateView(c)
@@ -106,6 +108,17 @@ func (s *conn) farmLeader(ctx context.Context) (string, error) {
 	}
 	leader, _ := state.Leader()
 	return leader, nil
+}
+
+// noteUntold says which nodes a farm could not tell of their intents.
+func noteUntold(std *stdio, v *inspect.FarmView, now time.Time) {
+	if v.Untold == nil {
+		return
+	}
+	fmt.Fprintf(std.err, "rcctl: farm %s could not tell %d nodes of their intents, which read them by themselves after a while:\n", v.ID, v.Untold.Count)
+	for _, n := range v.Untold.Nodes {
+		fmt.Fprintf(std.err, "rcctl:   %s for %s: %s\n", clean(n.Node), heardText(&n.Since, now), clean(n.Reason))
+	}
 }
 
 func farmRow(v *inspect.FarmView, now time.Time, wide bool) []string {

@@ -2,14 +2,10 @@ package rcctl
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
-	"os"
-	"path/filepath"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -53,20 +49,13 @@ func nodeClient(ctx context.Context, std *stdio, s *conn, name string) (*nodeapi
 	}
 	var token string
 	if dir := s.flags.String("node-token-dir"); dir != "" && target.Socket() == "" {
-		data, err := os.ReadFile(filepath.Join(dir, filepath.Base(name))) // the name is from a record
-		token = strings.TrimSpace(string(data))
-		// What a preparer takes for a token and a header can hold, also where it is not ASCII.
-		if err != nil || token == "" || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
+		if token, err = nodeapi.ReadTokenOf(dir, name); err != nil {
 			return nil, badFlag(s.flags, "--node-token-dir", dir, fmt.Sprintf("a directory with a file %q that can be read and holds the token of that node's preparer, which is one word", name))
 		}
 	}
-	var roots *x509.CertPool
-	if file := s.flags.String("node-ca"); file != "" {
-		data, err := os.ReadFile(file)
-		roots = x509.NewCertPool()
-		if err != nil || !roots.AppendCertsFromPEM(data) {
-			return nil, badFlag(s.flags, "--node-ca", file, "a file of certificates in PEM that can be read")
-		}
+	roots, err := nodeapi.Roots(s.flags.String("node-ca"))
+	if err != nil {
+		return nil, badFlag(s.flags, "--node-ca", s.flags.String("node-ca"), "a file of certificates in PEM that can be read")
 	}
 	// The record says where, and whoever may write it must not be given what opens the node.
 	if token != "" && target.InClear() {

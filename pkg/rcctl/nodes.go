@@ -23,7 +23,9 @@ gone). It is silent while Consul takes the preparer for alive, and it has not wr
 its token. HEARD is how long ago it wrote last. OPEN is yes, cordoned (nothing new is placed) or drained (its pods are moved away, too). SLOTS is
 reserved/offered pods. A label that an operator has set ends with *. CONSUL is open where
 pods may write there without a token, so that they can have any program started, closed where they may not, and shut where the node
-takes no new intents because they may, or nobody knows. ORPHANS are pods that run without a placement.
+takes no new intents because they may, or nobody knows. INTENTS is how it learns of them: watch, push (farms tell it), untold (a farm
+could not, and rcctl farms says why: it reads them after a while), or watch (refused): farms could not reach its API. ORPHANS are
+pods that run without a placement.
 -o wide shows what is used of each machine, and what is free: pods, CPU in cores, memory, and numbers for dynamic ports; nothing is said to be
 free of what is not limited. IN USE are ports that something else on the machine holds, so that no pod is given them.
 
@@ -50,7 +52,7 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 	if err != nil {
 		return err
 	}
-	_, heard, err := s.HeardOf(c.Context)
+	farms, heard, err := s.HeardOf(c.Context)
 	if err != nil {
 		return err
 	}
@@ -59,6 +61,7 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 	for i := range views {
 		views[i].Hearing = inspect.HearingOf(heard, views[i].Name, views[i].Alive, now)
 	}
+	inspect.AddUntold(views, farms)
 	var badPods []error
 	if slices.ContainsFunc(views, func(v inspect.NodeView) bool { return !v.Alive }) { // else there are no losses
 		var placements []store.Rec[pod.Placement]
@@ -69,7 +72,7 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 	}
 	none := none("nodes", c.IsSet("selector"), "start a preparer on each machine")
 	tb := table{
-		header: []string{"NAME", "ALIVE", "HEARD", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "CONSUL", "VERSION", "LABELS"},
+		header: []string{"NAME", "ALIVE", "HEARD", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "CONSUL", "INTENTS", "VERSION", "LABELS"},
 		paint:  1, colourOf: func(alive string) colour { return map[bool]colour{true: green, false: red}[alive == "yes"] },
 	}
 	row := func(v *inspect.NodeView) []string { return nodeRow(v, now) }
@@ -126,6 +129,6 @@ func nodeRow(v *inspect.NodeView, now time.Time) []string {
 	}
 	return []string{
 		v.Name, v.AliveText(), heardText(v.Heard, now), v.OpenText(), v.Address, fmt.Sprintf("%d/%d", v.Used.Slots, v.Capacity.Slots),
-		fmt.Sprint(v.Orphans), v.Isolation, v.ConsulText(), v.Version, inspect.LabelText(labels),
+		fmt.Sprint(v.Orphans), v.Isolation, v.ConsulText(), v.IntentsText(), v.Version, inspect.LabelText(labels),
 	}
 }

@@ -25,7 +25,9 @@ type Batch struct {
 	Status *rc.Status
 	// Rollout is the service whose runner is told of the status; empty: no rollout is in charge of the controller.
 	Rollout string
-	// Landed is the index at which the status has landed; Commit fills it in.
+	// Indexed: Commit says where the batch has landed also if it has no status.
+	Indexed bool
+	// Landed is Consul's index at which the batch has landed; Commit fills it in where there is a status, or Indexed.
 	Landed uint64
 }
 
@@ -82,12 +84,14 @@ var (
 // tell why) or ErrUnknown.
 func (t *Batches) Commit(ctx context.Context, b *Batch) error {
 	var err error
-	if ops := t.ops(b); b.Status == nil {
+	if ops := t.ops(b); b.Status == nil && !b.Indexed {
 		err = t.fenced(ctx, ops)
 	} else {
 		var written map[string]uint64
 		written, err = t.fencedIndices(ctx, ops)
-		b.Landed = written[t.keys.Statuses.Key(b.RCID)]
+		for _, index := range written { // what was written as it is already has an earlier one
+			b.Landed = max(b.Landed, index)
+		}
 	}
 	drops := []string{t.keys.Drops.Key(b.RCID)}
 	for id := range b.Companions {

@@ -24,7 +24,25 @@ type Member struct {
 type Heard struct {
 	At           time.Time `json:"at"` // by the daemon's clock
 	EverySeconds float64   `json:"every_seconds"`
+	// Untold are, of a farm, the nodes that it could not tell of their intents; nil: none.
+	Untold *Untold `json:"untold,omitempty" feature:"push"`
 }
+
+// Untold are nodes without a standing query that a farm could not tell of their intents when it tried last (ADR 26).
+type Untold struct {
+	Count int          `json:"count"`
+	Nodes []UntoldNode `json:"nodes"` // MaxUntold of them at most, by name
+}
+
+// UntoldNode is one of them.
+type UntoldNode struct {
+	Node   string    `json:"node"`
+	Since  time.Time `json:"since"` // by the farm's clock
+	Reason string    `json:"reason"`
+}
+
+// MaxUntold is how many nodes a farm names that it could not tell.
+const MaxUntold = 20
 
 // heardSlack is how much later than twice the usual a daemon may write before it counts as silent: clocks differ.
 const heardSlack = 5 * time.Second
@@ -34,19 +52,23 @@ func (h Heard) Silent(now time.Time) bool {
 	return now.Sub(h.At) > 2*time.Duration(h.EverySeconds*float64(time.Second))+heardSlack
 }
 
-func heardNow(every time.Duration) []byte {
-	return encode(Heard{At: time.Now().UTC().Truncate(time.Millisecond), EverySeconds: every.Seconds()})
+func heardNow(every time.Duration, u Untold) []byte {
+	h := Heard{At: time.Now().UTC().Truncate(time.Millisecond), EverySeconds: every.Seconds()}
+	if u.Count > 0 {
+		h.Untold = &u
+	}
+	return encode(h)
 }
 
-// FarmHeard notes that a farm writes, as long as it is a member. The note vanishes with its session. It returns ErrRefused when it is
+// FarmHeard notes that a farm writes, as long as it is a member, and which nodes it could not tell of their intents. The note vanishes with its session. It returns ErrRefused when it is
 // none.
-func (s *Agents) FarmHeard(ctx context.Context, sess *consul.Session, id string, every time.Duration) error {
-	return s.heard(ctx, sess, consul.CheckSession(s.keys.Farms.Key(id), sess.Deleting), consul.Lock(s.keys.HeardFarms.Key(id), heardNow(every), sess.Deleting))
+func (s *Agents) FarmHeard(ctx context.Context, sess *consul.Session, id string, every time.Duration, u Untold) error {
+	return s.heard(ctx, sess, consul.CheckSession(s.keys.Farms.Key(id), sess.Deleting), consul.Lock(s.keys.HeardFarms.Key(id), heardNow(every, u), sess.Deleting))
 }
 
 // NodeHeard notes that a preparer writes, as long as it holds its node. The note stays. It returns ErrRefused when it does not.
 func (s *Agents) NodeHeard(ctx context.Context, sess *consul.Session, name string, every time.Duration) error {
-	return s.heard(ctx, sess, consul.CheckSession(s.keys.Nodes.Key(name), sess.Releasing), consul.Set(s.keys.HeardNodes.Key(name), heardNow(every)))
+	return s.heard(ctx, sess, consul.CheckSession(s.keys.Nodes.Key(name), sess.Releasing), consul.Set(s.keys.HeardNodes.Key(name), heardNow(every, Untold{})))
 }
 
 func (s *Agents) heard(ctx context.Context, sess *consul.Session, ops ...consul.Op) error {

@@ -59,6 +59,14 @@ func (c Config) Check(errs *field.Errors) {
 	}
 }
 
+// Pushable says why farms cannot tell the node of its intents through this API, or nothing when they can.
+func (c Config) Pushable() string {
+	if c.Addr == Unix || c.Addr == Off || c.TokenFile == "" || c.CertFile == "" {
+		return "farms reach it by an address, a token and TLS: --api-addr HOST:PORT, --api-token-file, --api-tls-cert and --api-tls-key"
+	}
+	return ""
+}
+
 func loopback(host string) bool { return host == "localhost" || net.ParseIP(host).IsLoopback() }
 
 // open listens at the configured address.
@@ -133,6 +141,9 @@ func (t Target) Host() string { return t.url.Host }
 
 // Loopback reports whether the address is a loopback one: that of this machine, be it meant or not.
 func (t Target) Loopback() bool { return loopback(t.url.Hostname()) }
+
+// Secure reports whether the address is one that only the node's certificate opens.
+func (t Target) Secure() bool { return t.url.Scheme == "https" }
 
 // InClear reports whether a token would cross a network in clear.
 func (t Target) InClear() bool { return t.Host() != "" && t.url.Scheme != "https" && !t.Loopback() }

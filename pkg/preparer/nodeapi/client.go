@@ -9,6 +9,8 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -27,6 +29,37 @@ type Client struct {
 // system's.
 func NewClient(node string, target Target, token string, roots *x509.CertPool) *Client {
 	return &Client{node: node, token: token, target: target, http: target.client(node, &tls.Config{RootCAs: roots})}
+}
+
+// ReadTokenOf reads the token of a node's API from a directory with a file for each node. It is one word, of what a preparer takes for a token
+// and a header can hold, also where it is not ASCII. The name may be from a record.
+func ReadTokenOf(dir, node string) (string, error) {
+	file := filepath.Join(dir, filepath.Base(node))
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	token := strings.TrimSpace(string(data))
+	if token == "" || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
+		return "", fmt.Errorf("%s: it must hold one word", file)
+	}
+	return token, nil
+}
+
+// Roots reads the certificates that are believed of nodes; no file means nil, which are the machine's.
+func Roots(file string) (*x509.CertPool, error) {
+	if file == "" {
+		return nil, nil
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(data) {
+		return nil, fmt.Errorf("%s: there is no certificate in PEM", file)
+	}
+	return roots, nil
 }
 
 // Node returns the node's name.

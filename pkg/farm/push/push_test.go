@@ -1,0 +1,218 @@
+package push
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/scale"
+	"github.com/rcfarm/rcfarm/pkg/wait"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// nodes take requests as a test wants them to.
+type nodes struct {
+	mu    sync.Mutex
+	taken map[string][]int64 // revisions, by node
+	tries map[string]int
+	under map[string]int // requests under way, by node
+	all   int
+	most  int
+	takes func(ctx context.Context, node string, try int) error // nil: once gate is closed
+	gate  chan struct{}
+}
+
+func (n *nodes) send(ctx context.Context, to Target, r scale.Request) error {
+	n.mu.Lock()
+	n.tries[to.Node]++
+	n.under[to.Node]++
+	n.all++
+	n.most = max(n.most, n.all)
+	try, twice := n.tries[to.Node], n.under[to.Node] > 1
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.under[to.Node]--
+		n.all--
+	}()
+	if twice {
+		return errors.New("two requests to one node at once")
+	}
+	if n.takes == nil {
+		<-n.gate
+	} else if err := n.takes(ctx, to.Node, try); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.taken[to.Node] = append(n.taken[to.Node], r.Revision)
+	return nil
+}
+
+func pushTo(rcID string, lock uint64, revision int64) scale.Request {
+	r := scale.New("web", 1)
+	r.Epoch, r.Revision = &scale.Epoch{Cluster: "a", RCID: rcID, Term: scale.Term("a", lock)}, revision
+	return r
+}
+
+// with runs a pusher for as long as do takes.
+func with(t *testing.T, takes func(ctx context.Context, node string, try int) error, change func(*Config), do func(t *testing.T, p *Pusher, n *nodes)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		n := &nodes{taken: map[string][]int64{}, tries: map[string]int{}, under: map[string]int{}, takes: takes, gate: make(chan struct{})}
+		cfg := Config{Send: n.send, Log: obs.Discard(), Metrics: NewMetrics(prometheus.NewRegistry())}
+		if change != nil {
+			change(&cfg)
+		}
+		p := New(cfg)
+		ctx, cancel := context.WithCancel(t.Context())
+		var run sync.WaitGroup
+		run.Go(func() {
+			if err := p.Run(ctx); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		})
+		do(t, p, n)
+		cancel()
+		run.Wait()
+		if p.waiting < 0 {
+			t.Errorf("%d wait", p.waiting)
+		}
+	})
+}
+
+func after(t *testing.T, d time.Duration) {
+	t.Helper()
+	if err := wait.Pause(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Wait()
+}
+
+// What is not sent yet is replaced by what is later, whatever comes last; of each controller the latest is sent.
+func TestRequestsAreCoalesced(t *testing.T) {
+	t.Parallel()
+	with(t, nil, nil, func(t *testing.T, p *Pusher, n *nodes) {
+		p.Tell(Target{Node: "n1"}, pushTo("r1", 1, 10))
+		after(t, time.Millisecond)
+		for _, revision := range []int64{11, 14, 13, 12} {
+			p.Tell(Target{Node: "n1"}, pushTo("r1", 1, revision))
+		}
+		p.Tell(Target{Node: "n1"}, pushTo("r2", 2, 5))
+		close(n.gate)
+		after(t, time.Second)
+		if got := n.taken["n1"]; len(got) != 3 || got[0] != 10 || !slices.Contains(got, 14) || !slices.Contains(got, 5) || p.waiting != 0 {
+			t.Errorf("%v were taken, %d wait", got, p.waiting)
+		}
+	})
+}
+
+// A node that does not answer holds up no other, and no more requests are under way than may be.
+func TestADeadNodeHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	slow := func(ctx context.Context, node string, _ int) error {
+		if node == "dead" {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return wait.Pause(ctx, 10*time.Millisecond)
+	}
+	with(t, slow, func(c *Config) { c.AtOnce = 4 }, func(t *testing.T, p *Pusher, n *nodes) {
+		for i := range 100 {
+			p.Tell(Target{Node: "dead"}, pushTo(fmt.Sprint(i), 1, 10))
+		}
+		for i := range 100 {
+			p.Tell(Target{Node: fmt.Sprint(i)}, pushTo("r1", 1, 10))
+		}
+		after(t, time.Second)
+		if len(n.taken) != 100 || n.most != 4 || n.tries["dead"] != 1 {
+			t.Errorf("%d nodes were told with %d requests at once; the dead one was tried %d times", len(n.taken), n.most, n.tries["dead"])
+		}
+		after(t, 10*time.Second)
+		if u := p.Unreachable(); len(u) != 1 || u[0].Node != "dead" || u[0].Reason == "" {
+			t.Errorf("unreachable: %+v", u)
+		}
+	})
+}
+
+// What fails is tried again, more and more rarely, until it is taken; a node that has heard of something later is told nothing more.
+func TestRequestsAreTriedAgain(t *testing.T) {
+	t.Parallel()
+	fails := func(_ context.Context, node string, try int) error {
+		switch {
+		case node == "later":
+			return fmt.Errorf("%w: 409", ErrOutdated)
+		case try < 5:
+			return errors.New("connection refused")
+		}
+		return nil
+	}
+	with(t, fails, nil, func(t *testing.T, p *Pusher, n *nodes) {
+		p.Tell(Target{Node: "n1"}, pushTo("r1", 1, 10))
+		p.Tell(Target{Node: "later"}, pushTo("r1", 1, 10))
+		after(t, time.Second)
+		if len(p.Unreachable()) != 1 {
+			t.Errorf("unreachable: %+v", p.Unreachable())
+		}
+		after(t, time.Minute)
+		if n.tries["n1"] != 5 || n.tries["later"] != 1 || len(p.Unreachable()) != 0 || p.waiting != 0 {
+			t.Errorf("tries %v, unreachable %+v, %d wait", n.tries, p.Unreachable(), p.waiting)
+		}
+	})
+}
+
+// Requests are given up when the node has read by itself. It is named for a while longer, and forgotten then. A new address is tried at once.
+func TestRequestsAreGivenUp(t *testing.T) {
+	t.Parallel()
+	with(t, func(context.Context, string, int) error { return errors.New("no route") }, nil, func(t *testing.T, p *Pusher, n *nodes) {
+		p.Tell(Target{Node: "n1"}, pushTo("r1", 1, 10))
+		after(t, 3*time.Minute)
+		tries := n.tries["n1"]
+		if p.waiting != 0 || tries < 6 || tries > 20 || len(p.Unreachable()) != 1 {
+			t.Errorf("%d wait after %d tries, unreachable %+v", p.waiting, tries, p.Unreachable())
+		}
+		p.Tell(Target{Node: "n1", API: "https://elsewhere"}, pushTo("r1", 1, 11))
+		after(t, time.Millisecond)
+		if n.tries["n1"] != tries+1 {
+			t.Errorf("%d tries, before there were %d", n.tries["n1"], tries)
+		}
+		after(t, 20*time.Minute)
+		if len(p.nodes) != 0 || len(p.Unreachable()) != 0 {
+			t.Errorf("remembered: %+v", p.Unreachable())
+		}
+	})
+}
+
+// The queue is bounded; what is there can still be replaced.
+func TestTheQueueIsBounded(t *testing.T) {
+	t.Parallel()
+	with(t, nil, func(c *Config) { c.Most, c.AtOnce = 10, 1 }, func(t *testing.T, p *Pusher, n *nodes) {
+		for i := range 100 {
+			p.Tell(Target{Node: fmt.Sprint("n", i%5)}, pushTo(fmt.Sprint(i), 1, 10))
+		}
+		if p.waiting != 10 {
+			t.Errorf("%d wait", p.waiting)
+		}
+		p.Tell(Target{Node: "n0"}, pushTo("0", 1, 11))
+		close(n.gate)
+		after(t, time.Second)
+		told := 0
+		for _, of := range n.taken {
+			told += len(of)
+		}
+		if p.waiting != 0 || told < 10 || !slices.Contains(n.taken["n0"], 11) {
+			t.Errorf("%d wait, %d told: %v", p.waiting, told, n.taken)
+		}
+	})
+}
