@@ -112,6 +112,7 @@ var scenarios = map[string]func(*env){
 	"legacy-scale":      legacyScale,
 	"local-service":     localService,
 	"each-node":         eachNode,
+	"push":              pushScenario,
 }
 
 func TestScenario(t *testing.T) {

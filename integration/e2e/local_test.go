@@ -121,7 +121,8 @@ func legacyScale(e *env) {
 		{body: `{"service":"agent","replicas":0,"revision":8}`, status: 409, message: "older than 9"},
 		{body: `{"service":"agent","replicas":4}`, status: 409, message: "slots: it offers 3, 3 are taken, 1 more"},
 		{body: `{"service":"agent","replicas":0}`, query: "?node=n2", status: 421, message: "not of n2"},
-		{body: `{"service":"agent","epoch":{"nonce":"n","rc_id":"r","term":"t"},"revision":10}`, status: 503, message: "epoch"},
+		{body: `{"service":"agent","epoch":{"nonce":"n","rc_id":"r","term":"t"},"revision":10}`, status: 400, message: "epoch.term"},
+		{body: `{"service":"agent","epoch":{"nonce":"n","rc_id":"r","term":"n/00000000000000000001"},"revision":10}`, status: 503, message: "epoch"}, // there is no farm, and so none
 		{body: strings.ReplaceAll(full, `"replicas":2`, `"replicas":1`), status: 500, message: "save local service full"},
 	} {
 		if status, answer := e.post(1, c.body, c.query, c.more); status != c.status || answer.Success || !strings.Contains(answer.Message, c.message) {

@@ -26,6 +26,7 @@ type proxy struct {
 	delayed *delayed
 	seen    []seen
 	news    map[string]chan struct{} // by part of the path of a standing query: what its answers wait for
+	cut     bool                     // nothing passes
 	gone    int                      // transactions that their sender no longer waited for when they were answered
 }
 
@@ -123,7 +124,24 @@ func (p *proxy) abandoned() int {
 	return p.gone
 }
 
+// away has nothing pass from now on, or everything again. What waits at Consul goes on waiting.
+func (p *proxy) away(yes bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cut = yes
+}
+
+func (p *proxy) isAway() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cut
+}
+
 func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if p.isAway() {
+		w.WriteHeader(http.StatusBadGateway)
+		return
+	}
 	if r.URL.Path != "/v1/txn" {
 		p.next.ServeHTTP(w, r)
 		return

@@ -1,0 +1,209 @@
+package e2e
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
+	"github.com/rcfarm/rcfarm/pkg/scale"
+)
+
+// openedBy are a farm's flags that open the nodes which have a certificate and a token.
+func (e *env) openedBy() []string {
+	return []string{"--node-token-dir", filepath.Join(e.dir, "tokens"), "--node-ca", filepath.Join(e.dir, "ca.pem")}
+}
+
+// pushed starts node number n, which farms tell of its intents: it has a certificate with its name, and a token.
+func (e *env) pushed(n int, consulAddr string, every time.Duration) *daemon {
+	e.t.Helper()
+	name := fmt.Sprintf("n%d", n)
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{name}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	cert, key := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
+	tokens, ca := filepath.Join(e.dir, "tokens"), filepath.Join(e.dir, "ca.pem")
+	believed, _ := os.ReadFile(ca) // the first node makes it
+	err = os.MkdirAll(tokens, 0o700)
+	for file, data := range map[string][]byte{ca: append(believed, cert...), filepath.Join(e.dir, name+".pem"): cert, filepath.Join(e.dir, name+".key"): key, filepath.Join(tokens, name): []byte("the-token-of-node-" + name)} {
+		err = errors.Join(err, os.WriteFile(file, data, 0o600))
+	}
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	d := e.preparerAt(n, consulAddr, "--intents", "push", "--intents-every", every.String(), "--api-addr", e.address(n)+":0",
+		"--api-token-file", filepath.Join(tokens, name), "--api-tls-cert", filepath.Join(e.dir, name+".pem"), "--api-tls-key", filepath.Join(e.dir, name+".key"))
+	e.within(limit, func() error {
+		if rec, there := e.nodes()[name]; !there || rec.Value.Intents != node.IntentsPush {
+			return fmt.Errorf("the record of %s says %+v", name, rec.Value)
+		}
+		return nil
+	})
+	return d
+}
+
+// lastPush is what the owner of a controller sends, or has sent, about its newest intent on a node.
+func (e *env) lastPush(name, rcID string) scale.Request {
+	e.t.Helper()
+	schema, err := e.store.EnsureSchema(e.t.Context())
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	lock, err := e.client.Get(e.t.Context(), e.store.Keys().Locks.Key(rcID), consul.Consistent)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	intents, err := e.client.List(e.t.Context(), e.store.Keys().Intents.Below(name), consul.Consistent)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	r := scale.New("hello", 1)
+	r.Epoch = &scale.Epoch{Cluster: schema.Value.Epoch, RCID: rcID, Term: scale.Term(schema.Value.Epoch, lock.ModifyIndex)}
+	for _, in := range intents {
+		r.Revision = max(r.Revision, int64(in.ModifyIndex))
+	}
+	return r
+}
+
+// push sends a request to a node as a farm does, and returns the status.
+func (e *env) push(name string, r scale.Request) (status int) {
+	e.t.Helper()
+	target, err := nodeapi.ParseTarget(e.nodes()[name].Value.API)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	token, err := nodeapi.ReadTokenOf(filepath.Join(e.dir, "tokens"), name)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	roots, err := nodeapi.Roots(filepath.Join(e.dir, "ca.pem"))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	client := nodeapi.NewClient(name, target, token, roots)
+	defer client.Close()
+	_, err = client.Scale(e.t.Context(), r)
+	if refused, is := errors.AsType[*nodeapi.RefusedError](err); is {
+		return refused.Status
+	}
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return 200
+}
+
+// versionOn waits until one process of the sample program runs on node number n, with a version.
+func (e *env) versionOn(n int, version string) {
+	e.t.Helper()
+	e.within(limit, func() error {
+		running, err := e.scan()
+		if err != nil {
+			return err
+		}
+		var found []string
+		for at, pid := range running {
+			if vars := environOf(pid); vars["NODE_ADDRESS"] == e.address(n) {
+				found = append(found, vars["VERSION"]+" at "+at)
+			}
+		}
+		if len(found) != 1 || !strings.HasPrefix(found[0], version+" ") {
+			return fmt.Errorf("on n%d run %q, want version %s", n, found, version)
+		}
+		return nil
+	})
+}
+
+// pushScenario: nodes without a standing query on their intents, that read once an hour, and once in two seconds. What their farm tells the first it does. A
+// request of the former owner that comes late changes nothing. Cut off from Consul it does nothing and says so, and goes on afterwards. A farm that is killed after
+// its write and before its push has told nobody: the second node finds out by itself.
+func pushScenario(e *env) {
+	e.startConsulOnDisk()
+	between, late := newProxy(e.t, e.consul.Addr), newProxy(e.t, e.consul.Addr)
+	e.pushed(1, between.addr, time.Hour)
+	e.pushed(2, "", 2*time.Second)
+	f1 := e.farm("f1", "", e.openedBy()...)
+	one := e.hello(1, map[string]string{"VERSION": "1"})
+	one.Selector = "rack=a"
+	e.applied(one)
+	e.versionOn(1, "1")
+	if out := e.rcctl("", "nodes"); strings.Count(out, " push ") != 2 {
+		e.t.Errorf("nodes are shown as\n%s", out)
+	}
+
+	id := e.rcID("hello")
+	former := e.lastPush("n1", id)
+	f1.kill()
+	f2 := e.farm("f2", "", e.openedBy()...)
+	one.Env["VERSION"] = "2"
+	e.applied(one)
+	e.versionOn(1, "2")
+	before := e.processes()
+	if status := e.push("n1", former); status != 409 {
+		e.t.Errorf("the former owner's request is answered with %d", status)
+	}
+	if status := e.push("n1", e.lastPush("n1", id)); status != 200 {
+		e.t.Errorf("the owner's request, sent again, is answered with %d", status)
+	}
+	e.sameProcesses(before, "after a request of the former owner")
+
+	between.away(true)
+	one.Env["VERSION"] = "3"
+	known := e.lastPush("n1", id).Revision
+	e.apply(one)
+	e.within(limit, func() error {
+		if now := e.lastPush("n1", id).Revision; now == known {
+			return errors.New("the intent is as it was")
+		}
+		return nil
+	})
+	if status := e.push("n1", e.lastPush("n1", id)); status != 503 {
+		e.t.Errorf("without Consul a request is answered with %d", status)
+	}
+	e.within(limit, func() error {
+		farms, _, err := e.store.HeardOf(e.t.Context())
+		if u := farms["f2"].Untold; err == nil && (u == nil || u.Count != 1 || u.Nodes[0].Node != "n1") {
+			err = fmt.Errorf("f2 could not tell %+v", u)
+		}
+		return err
+	})
+	e.sameProcesses(before, "without Consul")
+	between.away(false)
+	e.versionOn(1, "3")
+
+	f2.kill()
+	f3 := e.farm("f3", late.addr, e.openedBy()...)
+	write := late.delay("intent/n2/")
+	two := e.hello(1, map[string]string{"VERSION": "4"})
+	two.Name, two.Selector = "late", "rack=b"
+	e.apply(two)
+	e.catch(write)
+	f3.kill()
+	close(write.deliver)
+	if status := <-write.status; status != 200 {
+		e.t.Fatalf("the write of the farm that was killed is answered with %d", status)
+	}
+	e.versionOn(2, "4")
+	f2.startAgain()
+	e.applied(two)
+}
