@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -60,6 +61,22 @@ func (n *nodes) send(ctx context.Context, to Target, r scale.Request) error {
 	return nil
 }
 
+// view is what a test may look at while a pusher runs.
+type view struct {
+	taken         map[string][]int64
+	tries         map[string]int
+	most          int
+	waiting, kept int
+}
+
+func look(p *Pusher, n *nodes) view {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return view{maps.Clone(n.taken), maps.Clone(n.tries), n.most, p.waiting, len(p.nodes)}
+}
+
 func pushTo(rcID string, lock uint64, revision int64) scale.Request {
 	r := scale.New("web", 1)
 	r.Epoch, r.Revision = &scale.Epoch{Cluster: "a", RCID: rcID, Term: scale.Term("a", lock)}, revision
@@ -112,8 +129,9 @@ func TestRequestsAreCoalesced(t *testing.T) {
 		p.Tell(Target{Node: "n1"}, pushTo("r2", 2, 5))
 		close(n.gate)
 		after(t, time.Second)
-		if got := n.taken["n1"]; len(got) != 3 || got[0] != 10 || !slices.Contains(got, 14) || !slices.Contains(got, 5) || p.waiting != 0 {
-			t.Errorf("%v were taken, %d wait", got, p.waiting)
+		v := look(p, n)
+		if got := v.taken["n1"]; len(got) != 3 || got[0] != 10 || !slices.Contains(got, 14) || !slices.Contains(got, 5) || v.waiting != 0 {
+			t.Errorf("%v were taken, %d wait", got, v.waiting)
 		}
 	})
 }
@@ -136,8 +154,8 @@ func TestADeadNodeHoldsUpNobody(t *testing.T) {
 			p.Tell(Target{Node: fmt.Sprint(i)}, pushTo("r1", 1, 10))
 		}
 		after(t, time.Second)
-		if len(n.taken) != 100 || n.most != 4 || n.tries["dead"] != 1 {
-			t.Errorf("%d nodes were told with %d requests at once; the dead one was tried %d times", len(n.taken), n.most, n.tries["dead"])
+		if v := look(p, n); len(v.taken) != 100 || v.most != 4 || v.tries["dead"] != 1 {
+			t.Errorf("%d nodes were told with %d requests at once; the dead one was tried %d times", len(v.taken), v.most, v.tries["dead"])
 		}
 		after(t, 10*time.Second)
 		if u := p.Unreachable(); len(u) != 1 || u[0].Node != "dead" || u[0].Reason == "" {
@@ -166,8 +184,8 @@ func TestRequestsAreTriedAgain(t *testing.T) {
 			t.Errorf("unreachable: %+v", p.Unreachable())
 		}
 		after(t, time.Minute)
-		if n.tries["n1"] != 5 || n.tries["later"] != 1 || len(p.Unreachable()) != 0 || p.waiting != 0 {
-			t.Errorf("tries %v, unreachable %+v, %d wait", n.tries, p.Unreachable(), p.waiting)
+		if v := look(p, n); v.tries["n1"] != 5 || v.tries["later"] != 1 || len(p.Unreachable()) != 0 || v.waiting != 0 {
+			t.Errorf("%+v, unreachable %+v", v, p.Unreachable())
 		}
 	})
 }
@@ -178,17 +196,18 @@ func TestRequestsAreGivenUp(t *testing.T) {
 	with(t, func(context.Context, string, int) error { return errors.New("no route") }, nil, func(t *testing.T, p *Pusher, n *nodes) {
 		p.Tell(Target{Node: "n1"}, pushTo("r1", 1, 10))
 		after(t, 3*time.Minute)
-		tries := n.tries["n1"]
-		if p.waiting != 0 || tries < 6 || tries > 20 || len(p.Unreachable()) != 1 {
-			t.Errorf("%d wait after %d tries, unreachable %+v", p.waiting, tries, p.Unreachable())
+		v := look(p, n)
+		tries := v.tries["n1"]
+		if v.waiting != 0 || tries < 6 || tries > 20 || len(p.Unreachable()) != 1 {
+			t.Errorf("%d wait after %d tries, unreachable %+v", v.waiting, tries, p.Unreachable())
 		}
 		p.Tell(Target{Node: "n1", API: "https://elsewhere"}, pushTo("r1", 1, 11))
 		after(t, time.Millisecond)
-		if n.tries["n1"] != tries+1 {
-			t.Errorf("%d tries, before there were %d", n.tries["n1"], tries)
+		if v = look(p, n); v.tries["n1"] != tries+1 {
+			t.Errorf("%d tries, before there were %d", v.tries["n1"], tries)
 		}
 		after(t, 20*time.Minute)
-		if len(p.nodes) != 0 || len(p.Unreachable()) != 0 {
+		if v = look(p, n); v.kept != 0 || len(p.Unreachable()) != 0 {
 			t.Errorf("remembered: %+v", p.Unreachable())
 		}
 	})
@@ -201,18 +220,18 @@ func TestTheQueueIsBounded(t *testing.T) {
 		for i := range 100 {
 			p.Tell(Target{Node: fmt.Sprint("n", i%5)}, pushTo(fmt.Sprint(i), 1, 10))
 		}
-		if p.waiting != 10 {
-			t.Errorf("%d wait", p.waiting)
+		if v := look(p, n); v.waiting != 10 {
+			t.Errorf("%d wait", v.waiting)
 		}
 		p.Tell(Target{Node: "n0"}, pushTo("0", 1, 11))
 		close(n.gate)
 		after(t, time.Second)
-		told := 0
-		for _, of := range n.taken {
+		v, told := look(p, n), 0
+		for _, of := range v.taken {
 			told += len(of)
 		}
-		if p.waiting != 0 || told < 10 || !slices.Contains(n.taken["n0"], 11) {
-			t.Errorf("%d wait, %d told: %v", p.waiting, told, n.taken)
+		if v.waiting != 0 || told < 10 || !slices.Contains(v.taken["n0"], 11) {
+			t.Errorf("%d wait, %d told: %v", v.waiting, told, v.taken)
 		}
 	})
 }
