@@ -70,6 +70,7 @@ var scenarios = map[string]func(*env){
 	"bad-artifacts":     badArtifacts,
 	"logs-exec":         logsExec,
 	"exec-stop":         execStop,
+	"push":              pushScenario,
 	"hostile-pod":       hostilePod,
 	"reboot":            reboot,
 	"hooks":             hooks,
@@ -112,7 +113,6 @@ var scenarios = map[string]func(*env){
 	"legacy-scale":      legacyScale,
 	"local-service":     localService,
 	"each-node":         eachNode,
-	"push":              pushScenario,
 }
 
 func TestScenario(t *testing.T) {
