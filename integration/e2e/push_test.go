@@ -52,15 +52,8 @@ func (e *env) pushed(n int, consulAddr string, every time.Duration) *daemon {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	d := e.preparerAt(n, consulAddr, "--intents", "push", "--intents-every", every.String(), "--api-addr", e.address(n)+":0",
+	return e.preparerAt(n, consulAddr, "--intents", "push", "--intents-every", every.String(), "--api-addr", e.address(n)+":0",
 		"--api-token-file", filepath.Join(tokens, name), "--api-tls-cert", filepath.Join(e.dir, name+".pem"), "--api-tls-key", filepath.Join(e.dir, name+".key"))
-	e.within(limit, func() error {
-		if rec, there := e.nodes()[name]; !there || rec.Value.Intents != node.IntentsPush {
-			return fmt.Errorf("the record of %s says %+v", name, rec.Value)
-		}
-		return nil
-	})
-	return d
 }
 
 // lastPush is what the owner of a controller sends, or has sent, about its newest intent on a node.
@@ -142,7 +135,15 @@ func pushScenario(e *env) {
 	between, late := newProxy(e.t, e.consul.Addr), newProxy(e.t, e.consul.Addr)
 	e.pushed(1, between.addr, time.Hour)
 	e.pushed(2, "", 2*time.Second)
-	f1 := e.farm("f1", "", e.openedBy()...)
+	f1 := e.farm("f1", "", e.openedBy()...) // which lets nodes say that they are told, by the version gate
+	for _, name := range []string{"n1", "n2"} {
+		e.within(limit, func() error {
+			if rec, there := e.nodes()[name]; !there || rec.Value.Intents != node.IntentsPush {
+				return fmt.Errorf("the record of %s says %+v", name, rec.Value)
+			}
+			return nil
+		})
+	}
 	one := e.hello(1, map[string]string{"VERSION": "1"})
 	one.Selector = "rack=a"
 	e.applied(one)
