@@ -42,6 +42,7 @@ type Lists interface {
 	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
 	NodeOrphans(ctx context.Context, name string) (rec store.Rec[node.Node], complete bool, err error)
 	NodeLocks(ctx context.Context, names []string) (map[string]store.NodeLock, error)
+	Told(ctx context.Context, copies []store.At) (map[store.At]bool, error)
 }
 
 // Writes are how a pass changes the records.

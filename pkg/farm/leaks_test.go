@@ -40,13 +40,17 @@ func TestLeakedSharesAreReleased(t *testing.T) {
 	placed := pod.Identity{RCID: "web", Role: "main"}
 	leaked := []pod.Identity{{RCID: "web", Role: "main", Index: 7}, {RCID: "gone", Role: "main"}}
 	local := pod.Identity{RCID: "local-agent", Role: "default"}
+	told := []pod.Identity{{RCID: "web", Role: "main", Index: 8}, {RCID: "gone", Role: "main", Index: 8}}
 
 	claims := map[string]node.Claim{"of/nobody.0": {CPU: 1}}
-	for _, id := range append(leaked, local) {
-		claims[id.String()] = node.NewClaim(id, map[string]int{"http": 9000 + id.Index}, 100, 0)
+	for i, id := range slices.Concat(leaked, told, []pod.Identity{local}) {
+		claims[id.String()] = node.NewClaim(id, map[string]int{"http": 9000 + i}, 100, 0)
+	}
+	for _, id := range told {
+		c.put(c.store.Keys().Intents.Key("n1", id.String()), mustJSON(t, pod.Intent{Identity: id, Digest: c.record("web").ManifestDigest, State: pod.Running, Revision: 5}))
 	}
 	c.claim("n1", claims)
-	want := []string{local.String(), "of/nobody.0", placed.String()}
+	want := []string{local.String(), "of/nobody.0", placed.String(), told[0].String(), told[1].String()}
 	slices.Sort(want)
 	consultest.Eventually(t, soon, func() error {
 		found, _, err := c.store.ReservationsOf(t.Context(), []string{"n1"})
@@ -67,7 +71,7 @@ func TestLeakedSharesAreReleased(t *testing.T) {
 		}
 		return nil
 	})
-	if on := c.running("web"); len(on) != 1 {
+	if on := c.running("web"); len(on) != 2 { // one of them without a placement
 		t.Errorf("running: %v", on)
 	}
 	lines, _, err := c.store.ListAudit(t.Context(), store.AuditFilter{Node: "n1"})

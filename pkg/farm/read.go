@@ -150,11 +150,7 @@ func (ps *reader) addRequests(ctx context.Context, s *reconcile.Snapshot, reques
 			if e := about.Unreadable[r.Node]; e != nil {
 				asked.Waits = "a request to repair a reservation waits: " + e.Error()
 			}
-			for _, h := range about.Reservations[r.Node].Value.Claims {
-				if h.Pod.RCID == ps.id {
-					s.Leaks = append(s.Leaks, reconcile.Leak{Node: r.Node, Pod: h.Pod})
-				}
-			}
+			s.Leaks = append(s.Leaks, about.leaks[r.Node]...)
 		default: // a newer rcctl asks, and a newer farm may own the controller next
 			asked.Waits = fmt.Sprintf("request %s waits: this farm does not know what %q is; upgrade it, or remove the request", r.ID, r.Kind)
 		}
@@ -177,7 +173,8 @@ func (ps *reader) addRequests(ctx context.Context, s *reconcile.Snapshot, reques
 // aboutRequests is what is read because operators ask for something.
 type aboutRequests struct {
 	store.Details
-	locks map[string]store.NodeLock // of the nodes on which pods are to be forgotten
+	locks map[string]store.NodeLock   // of the nodes on which pods are to be forgotten
+	leaks map[string][]reconcile.Leak // by node: what is reserved there for pods of the controller that the node is not told about
 }
 
 // readAbout reads what requests are about. What is watched of nodes may be older than the operator's word, or than the node's return.
@@ -194,9 +191,36 @@ func (ps *reader) readAbout(ctx context.Context, requests []store.Rec[store.Requ
 		}
 	}
 	if leaky := slices.Sorted(maps.Keys(nodes[store.RepairReservation])); len(leaky) > 0 {
-		about.Details, err = ps.kit.reads.ReadDetails(ctx, store.Wanted{Reservations: leaky}, false)
+		if about.Details, err = ps.kit.reads.ReadDetails(ctx, store.Wanted{Reservations: leaky}, false); err != nil {
+			return about, err
+		}
+		about.leaks, err = ps.readLeaks(ctx, about.Reservations)
 	}
 	return about, err
+}
+
+// readLeaks returns, by node, what reservations hold for pods of the controller that their nodes are not told about. A pod with an intent runs as it is told, or will,
+// also where its placement was lost, and is no orphan: its share stays (P3).
+func (ps *reader) readLeaks(ctx context.Context, reservations map[string]store.Rec[node.Reservation]) (map[string][]reconcile.Leak, error) {
+	var held []store.At
+	for name, rec := range reservations {
+		for _, h := range rec.Value.Claims {
+			if h.Pod.RCID == ps.id {
+				held = append(held, store.At{Node: name, Identity: h.Pod})
+			}
+		}
+	}
+	told, err := ps.kit.lists.Told(ctx, held) // after the claims: what had one by then was told about in the same transaction
+	if err != nil {
+		return nil, err
+	}
+	leaks := map[string][]reconcile.Leak{}
+	for _, at := range held {
+		if !told[at] {
+			leaks[at.Node] = append(leaks[at.Node], reconcile.Leak{Node: at.Node, Pod: at.Identity})
+		}
+	}
+	return leaks, nil
 }
 
 // stillThere reads again whether nodes run what they were seen to. A sweep adopts an orphan, which may start it, and has it

@@ -3,6 +3,7 @@ package store
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -66,4 +67,19 @@ func (t *Owners) Unplaced(ctx context.Context, copies []At) ([]At, error) {
 		}
 	}
 	return unplaced, nil
+}
+
+// Told returns those of some copies that have an intent, readable or not.
+func (s *Views) Told(ctx context.Context, copies []At) (map[At]bool, error) {
+	found, err := s.c.GetMany(ctx, s.keys.Intents.KeysAt(copies), consul.Consistent)
+	if err != nil {
+		return nil, fmt.Errorf("read whether nodes are told to run %d pods: %w", len(copies), err)
+	}
+	told := map[At]bool{}
+	for _, at := range copies {
+		if _, exists := found[s.keys.Intents.At(at)]; exists {
+			told[at] = true
+		}
+	}
+	return told, nil
 }

@@ -15,11 +15,14 @@ func (c *draft) release() (left map[string]bool) {
 		if p != nil && p.has(l.Node) || orphaned(c.s, l) {
 			continue
 		}
-		left[l.Node] = true
 		if c.s.Hold != "" {
-			c.waiting = true // its node may not have said yet that it runs there
+			left[l.Node], c.waiting = true, true // its node may not have said yet that it runs there
 			continue
 		}
+		if v := c.s.Nodes[l.Node]; v == nil || !v.Spoke(c.s.Epoch) {
+			continue // nor has one that is away; the leader asks again once it has (R1)
+		}
+		left[l.Node] = true
 		if c.changed[l.Pod] {
 			continue
 		}

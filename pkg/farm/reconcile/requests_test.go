@@ -97,6 +97,16 @@ func TestClaimsOfReplicasThatAreElsewhere(t *testing.T) {
 	if plan = reconcile.Compute(s); slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.Release }) {
 		t.Errorf("R13: %v", plan.Changes)
 	}
+	for name, v := range map[string]*node.View{
+		"no record of the node": nil,
+		"it spoke before":       {Node: node.Node{Name: "n1", Epoch: "then"}, Alive: true},
+		"its pages are unread":  {Node: node.Node{Name: "n1"}, Alive: true, OrphansUnread: true},
+	} {
+		s.Nodes["n1"] = v
+		if plan = reconcile.Compute(s); len(plan.Changes) > 0 || !slices.Equal(plan.Answered, []string{"a"}) {
+			t.Errorf("R1, %s: %v, answered %v", name, plan.Changes, plan.Answered)
+		}
+	}
 	s.Nodes["n1"] = &node.View{Node: node.Node{Name: "n1"}, Alive: true}
 	s.Hold = "the records are new"
 	if plan = reconcile.Compute(s); len(plan.Changes)+len(answers(&plan)) != 0 || !plan.Status.Is(rc.Holding) {
