@@ -249,3 +249,33 @@ func TestFirstGate(t *testing.T) {
 		t.Errorf("a preparer says %q", meta)
 	}
 }
+
+// A farm says which nodes it could not tell as soon as the gate allows that, and is heard before, too.
+func TestUntoldNodesWaitForTheGate(t *testing.T) {
+	t.Parallel()
+	st := empty(t)
+	owning(t, st, "a", func(ctx context.Context, farm *FarmSession, _ Fence) {
+		if err := farm.Join(ctx, Member{}); err != nil {
+			t.Fatal(err)
+		}
+		said := func() *Untold {
+			t.Helper()
+			if err := st.FarmHeard(ctx, farm.sess, "f1", time.Second, Untold{Count: 1, Nodes: []UntoldNode{{Node: "n1"}}}); err != nil {
+				t.Fatal(err)
+			}
+			farms, _, err := st.HeardOf(ctx)
+			if err != nil || farms["f1"].EverySeconds != 1 {
+				t.Fatalf("%+v, %v", farms, err)
+			}
+			return farms["f1"].Untold
+		}
+		if u := said(); u != nil {
+			t.Errorf("without a gate it says %+v", u)
+		}
+		st.raise(t, feature.Known.Named("push").Since)
+		_ = said() // Consul refuses it under the gate as it was, and the farm reads that
+		if u := said(); u == nil || u.Count != 1 {
+			t.Errorf("it says %+v", u)
+		}
+	})
+}

@@ -52,23 +52,24 @@ func (h Heard) Silent(now time.Time) bool {
 	return now.Sub(h.At) > 2*time.Duration(h.EverySeconds*float64(time.Second))+heardSlack
 }
 
-func heardNow(every time.Duration, u Untold) []byte {
-	h := Heard{At: time.Now().UTC().Truncate(time.Millisecond), EverySeconds: every.Seconds()}
+func heardNow(every time.Duration) *Heard {
+	return &Heard{At: time.Now().UTC().Truncate(time.Millisecond), EverySeconds: every.Seconds()}
+}
+
+// FarmHeard notes that a farm writes, as long as it is a member, and, if the gate allows it, which nodes it could not tell of their intents.
+// The note vanishes with its session. It returns ErrRefused when it is none.
+func (s *Agents) FarmHeard(ctx context.Context, sess *consul.Session, id string, every time.Duration, u Untold) error {
+	h := heardNow(every)
 	if u.Count > 0 {
 		h.Untold = &u
 	}
-	return encode(h)
-}
-
-// FarmHeard notes that a farm writes, as long as it is a member, and which nodes it could not tell of their intents. The note vanishes with its session. It returns ErrRefused when it is
-// none.
-func (s *Agents) FarmHeard(ctx context.Context, sess *consul.Session, id string, every time.Duration, u Untold) error {
-	return s.heard(ctx, sess, consul.CheckSession(s.keys.Farms.Key(id), sess.Deleting), consul.Lock(s.keys.HeardFarms.Key(id), heardNow(every, u), sess.Deleting))
+	note := encode(allowed(s.guard, h))
+	return s.heard(ctx, sess, consul.CheckSession(s.keys.Farms.Key(id), sess.Deleting), consul.Lock(s.keys.HeardFarms.Key(id), note, sess.Deleting))
 }
 
 // NodeHeard notes that a preparer writes, as long as it holds its node. The note stays. It returns ErrRefused when it does not.
 func (s *Agents) NodeHeard(ctx context.Context, sess *consul.Session, name string, every time.Duration) error {
-	return s.heard(ctx, sess, consul.CheckSession(s.keys.Nodes.Key(name), sess.Releasing), consul.Set(s.keys.HeardNodes.Key(name), heardNow(every, Untold{})))
+	return s.heard(ctx, sess, consul.CheckSession(s.keys.Nodes.Key(name), sess.Releasing), consul.Set(s.keys.HeardNodes.Key(name), encode(heardNow(every))))
 }
 
 func (s *Agents) heard(ctx context.Context, sess *consul.Session, ops ...consul.Op) error {
