@@ -134,7 +134,8 @@ func Ineligible(v *node.View, res node.Reservation) bool { return res.Ineligible
 func Outdated(v *node.View, res node.Reservation) bool { return !res.Labels.Accepts(v.LabelVersions) }
 
 // Fits returns why a node cannot take a claim for an identity besides those in the reservation, or "" when it can. What
-// the identity holds already does not count against it; orphans without a claim do (R13).
+// the identity holds already does not count against it; orphans without a claim do (R13). An identity may keep what it holds of CPU and
+// memory even where the node now offers less than is taken: else no pod there could be upgraded.
 func Fits(v *node.View, res node.Reservation, id pod.Identity, want node.Claim) Reason {
 	_, reason := takenBesides(v, res, id, want)
 	return reason
@@ -175,9 +176,9 @@ func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node
 			taken[port] = true
 		}
 	}
-	own := res.Claims[id.String()].Ports
+	own, holds := res.Claims[id.String()]
 	for _, port := range v.PortsInUse {
-		if slices.Contains(own, port) {
+		if slices.Contains(own.Ports, port) {
 			continue // whatever the node takes it for
 		}
 		if taken == nil {
@@ -190,7 +191,14 @@ func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node
 			return nil, Ports
 		}
 	}
-	if !with.within(v.Capacity) {
+	limit := v.Capacity
+	if holds && want.CPU <= own.CPU {
+		limit.CPU = 0
+	}
+	if holds && want.Memory <= own.Memory {
+		limit.Memory = 0
+	}
+	if !with.within(limit) {
 		return nil, Resources
 	}
 	return taken, ""

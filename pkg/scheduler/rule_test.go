@@ -24,6 +24,8 @@ func TestFits(t *testing.T) {
 		return node.Reservation{Claims: map[string]node.Claim{identity("other", 1).String(): h}}
 	}
 	mine := node.Reservation{Claims: map[string]node.Claim{id.String(): {Ports: []int{80}, CPU: 1000, Memory: 1000}}}
+	full := claimed(node.Claim{CPU: 900, Memory: 900}) // since the node has a limit
+	full.Claims[id.String()] = node.Claim{CPU: 500, Memory: 500}
 	boundless := &node.View{Node: node.Node{Name: "n", Capacity: node.Capacity{Slots: 2}}}
 	for name, c := range map[string]struct {
 		view *node.View
@@ -31,19 +33,24 @@ func TestFits(t *testing.T) {
 		want node.Claim
 		says scheduler.Reason
 	}{
-		"empty":                 {view, node.Reservation{}, node.Claim{CPU: 1000}, ""},
-		"closed":                {view, node.Reservation{Ineligible: true}, node.Claim{}, scheduler.Drained},
-		"port taken":            {view, claimed(node.Claim{Ports: []int{80}}), node.Claim{Ports: []int{80}}, scheduler.Ports},
-		"port free":             {view, claimed(node.Claim{Ports: []int{81}}), node.Claim{Ports: []int{80}}, ""},
-		"cpu":                   {view, claimed(node.Claim{CPU: 600}), node.Claim{CPU: 500}, scheduler.Resources},
-		"memory":                {view, claimed(node.Claim{Memory: 600}), node.Claim{Memory: 500}, scheduler.Resources},
-		"cpu to the last":       {view, claimed(node.Claim{CPU: 600}), node.Claim{CPU: 400}, ""},
-		"memory to the last":    {view, claimed(node.Claim{Memory: 600}), node.Claim{Memory: 400}, ""},
-		"no limit of cpu":       {boundless, claimed(node.Claim{CPU: 600}), node.Claim{CPU: 500}, ""},
-		"no limit of memory":    {boundless, claimed(node.Claim{Memory: 600}), node.Claim{Memory: 500}, ""},
-		"own share is no rival": {view, mine, node.Claim{Ports: []int{80}, CPU: 1000, Memory: 1000}, ""},
-		"orphan holds a port":   {&orphaned, node.Reservation{}, node.Claim{Ports: []int{80}}, scheduler.Ports},
-		"orphan holds a slot":   {&orphaned, claimed(node.Claim{}), node.Claim{}, scheduler.Resources},
+		"empty":                  {view, node.Reservation{}, node.Claim{CPU: 1000}, ""},
+		"closed":                 {view, node.Reservation{Ineligible: true}, node.Claim{}, scheduler.Drained},
+		"port taken":             {view, claimed(node.Claim{Ports: []int{80}}), node.Claim{Ports: []int{80}}, scheduler.Ports},
+		"port free":              {view, claimed(node.Claim{Ports: []int{81}}), node.Claim{Ports: []int{80}}, ""},
+		"cpu":                    {view, claimed(node.Claim{CPU: 600}), node.Claim{CPU: 500}, scheduler.Resources},
+		"memory":                 {view, claimed(node.Claim{Memory: 600}), node.Claim{Memory: 500}, scheduler.Resources},
+		"cpu to the last":        {view, claimed(node.Claim{CPU: 600}), node.Claim{CPU: 400}, ""},
+		"memory to the last":     {view, claimed(node.Claim{Memory: 600}), node.Claim{Memory: 400}, ""},
+		"no limit of cpu":        {boundless, claimed(node.Claim{CPU: 600}), node.Claim{CPU: 500}, ""},
+		"no limit of memory":     {boundless, claimed(node.Claim{Memory: 600}), node.Claim{Memory: 500}, ""},
+		"own share is no rival":  {view, mine, node.Claim{Ports: []int{80}, CPU: 1000, Memory: 1000}, ""},
+		"over-full, as much":     {view, full, node.Claim{CPU: 500, Memory: 500}, ""},
+		"over-full, less":        {view, full, node.Claim{CPU: 400, Memory: 300}, ""},
+		"over-full, more cpu":    {view, full, node.Claim{CPU: 501, Memory: 500}, scheduler.Resources},
+		"over-full, more memory": {view, full, node.Claim{CPU: 500, Memory: 501}, scheduler.Resources},
+		"over-full, a new pod":   {view, claimed(node.Claim{CPU: 1100}), node.Claim{}, scheduler.Resources},
+		"orphan holds a port":    {&orphaned, node.Reservation{}, node.Claim{Ports: []int{80}}, scheduler.Ports},
+		"orphan holds a slot":    {&orphaned, claimed(node.Claim{}), node.Claim{}, scheduler.Resources},
 	} {
 		if got := scheduler.Fits(c.view, c.res, id, c.want); got != c.says {
 			t.Errorf("%s: %q, want %q", name, got, c.says)
