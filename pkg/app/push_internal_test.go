@@ -170,8 +170,12 @@ func TestIntentsNeedAnAPI(t *testing.T) {
 		api     nodeapi.Config
 		want    string
 	}{
-		{"", full, ""}, {IntentsWatch, full, ""}, {IntentsPush, full, "push"}, {IntentsPush, nodeapi.Config{Addr: nodeapi.Unix}, "refused"},
-		{IntentsPush, nodeapi.Config{Addr: nodeapi.Off}, "refused"}, {IntentsPush, nodeapi.Config{Addr: "127.0.0.1:0", TokenFile: "t"}, "refused"},
+		{"", full, ""},
+		{IntentsWatch, full, ""},
+		{IntentsPush, full, "push"},
+		{IntentsPush, nodeapi.Config{Addr: nodeapi.Unix}, "refused"},
+		{IntentsPush, nodeapi.Config{Addr: nodeapi.Off}, "refused"},
+		{IntentsPush, nodeapi.Config{Addr: "127.0.0.1:0", TokenFile: "t"}, "refused"},
 	} {
 		cfg := PreparerConfig{Intents: c.intents, API: c.api}
 		if got := cfg.intents(obs.Discard()); got != c.want {
