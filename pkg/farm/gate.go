@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/farm/janitor"
 	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -26,8 +27,10 @@ type gateDuty struct {
 	as      Gatekeeper
 	lookout feature.Lookout
 	gate    store.Rec[store.Gate]
-	read    time.Time // zero: it must be read
-	warned  time.Time // when the log said last who holds it back; zero while nothing waits
+	read    time.Time         // zero: it must be read
+	gone    map[string]uint64 // nodes that do not count, with the FreeIndex of that
+	asked   time.Time         // when the store was asked for that last
+	warned  time.Time         // when the log said last who holds it back; zero while nothing waits
 }
 
 // tendGate raises the gate once everybody who lives allows it, and says what waits for whom.
@@ -52,14 +55,53 @@ func (d *gateDuty) look(ctx context.Context, now time.Time) (err error) {
 		}
 		d.read = now
 	}
-	gate, living := d.gate.Value.Version, d.cache.writers()
+	gate := d.gate.Value.Version
+	nodes, _ := d.cache.nodesAt()
+	fleet := janitor.Fleet{Nodes: nodes, Synced: d.kit.nodeSync.synced(d.cache.now().schema.Value.Epoch), Now: now}
+	if err := d.findGone(ctx, gate, &fleet); err != nil {
+		return err
+	}
+	living := d.cache.writers(d.gone)
 	d.tell(now, gate, living)
+	if !fleet.Synced {
+		living = nil // there may be others
+	}
 	to := d.lookout.Raise(now, gate, living, d.cfg.StableAfter)
 	if to == "" && d.gate.Index != 0 {
 		return nil
 	}
 	d.read = time.Time{}
 	return d.raise(ctx, to)
+}
+
+// findGone finds out, once in a sweep, which of the nodes that hold the gate back are gone with all that they ran. Where most nodes are gone, it
+// is not they that are.
+func (d *gateDuty) findGone(ctx context.Context, gate string, fleet *janitor.Fleet) error {
+	free := map[string]uint64{}
+	for name, v := range fleet.Nodes {
+		if !v.Alive && feature.After(feature.Known.Newest(), feature.Counted(v.EmulationVersion)) {
+			free[name] = v.FreeIndex
+		}
+	}
+	switch {
+	case len(free) == 0, !fleet.Sound():
+		d.gone = nil
+		return nil
+	case len(feature.Known.Waiting(gate)) == 0, fleet.Now.Sub(d.asked) < d.cfg.SweepEvery:
+		return nil
+	}
+	d.gone, d.asked = nil, fleet.Now
+	living, err := d.as.Writers(ctx)
+	if err != nil {
+		return err
+	}
+	for _, w := range living {
+		if w.Kind == "node" {
+			delete(free, w.Name)
+		}
+	}
+	d.gone = free
+	return nil
 }
 
 // raise makes the gate a version, or what all allow that live by now, and makes it where there is none.
@@ -75,6 +117,8 @@ func (d *gateDuty) raise(ctx context.Context, to string) error {
 	next := rec.Value.Version
 	if to != "" && !feature.After(to, feature.Next(next, living)) {
 		next = to
+	} else if to != "" {
+		d.gone = nil // somebody is there after all
 	}
 	if rec.Index != 0 && !feature.After(next, rec.Value.Version) {
 		return nil
@@ -101,8 +145,8 @@ func (d *gateDuty) tell(now time.Time, gate string, living []feature.Writer) {
 	}
 }
 
-// writers returns the farms and nodes that live, as last seen: nodes unless their machines are gone.
-func (w *cache) writers() []feature.Writer {
+// writers returns the farms and nodes that count as living, as last seen: nodes unless they are gone.
+func (w *cache) writers(gone map[string]uint64) []feature.Writer {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var living []feature.Writer
@@ -110,7 +154,7 @@ func (w *cache) writers() []feature.Writer {
 		living = append(living, w.as.farms[i].Writer(w.as.farms[i].ID))
 	}
 	for name, v := range w.views {
-		if v.Alive || !v.MachineLost {
+		if v.Alive || gone[name] != v.FreeIndex {
 			living = append(living, store.NodeWriter(name, &v.Node))
 		}
 	}

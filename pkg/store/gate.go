@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -56,8 +57,9 @@ func (s *db) raiseGate(rec Rec[Gate], to, farmID string) []consul.Op {
 	return []consul.Op{cas(s.keys.Gate.Key(), next, rec.Index), s.audit(NewAudit(farmID, "raise-gate", "", []string{line}))}
 }
 
-// Writers are the farms and nodes that live: who holds the gate back, and whom it holds back. A node whose preparer is away counts as long as
-// its machine has not failed. A record that cannot be read counts as the oldest.
+// Writers are the farms and nodes that count as living: who holds the gate back, and whom it holds back. A node that nobody holds counts until
+// nothing is left there and its machine is gone: pods of one that is only cut off run on, and its preparer comes back to them. A record that
+// cannot be read counts as the oldest.
 func (s *Agents) Writers(ctx context.Context) ([]feature.Writer, error) {
 	farms, err := s.c.List(ctx, s.keys.Farms.Key(), consul.Default)
 	if err != nil {
@@ -67,16 +69,50 @@ func (s *Agents) Writers(ctx context.Context) ([]feature.Writer, error) {
 	if err != nil {
 		return nil, err
 	}
-	var failed map[string]bool
-	if slices.ContainsFunc(nodes, func(p consul.Pair) bool { return p.Session == "" }) {
-		if failed, err = s.FailedAgents(ctx); err != nil {
+	gone, err := s.goneOf(ctx, freeAndOld(nodes))
+	if err != nil {
+		return nil, err
+	}
+	return writersOf(farms, nodes, gone), nil
+}
+
+// freeAndOld returns the machines of the nodes that nobody holds and that hold the gate back, by node. That of a node which does not say is none.
+func freeAndOld(nodes []consul.Pair) map[string]string {
+	free := map[string]string{}
+	for _, p := range nodes {
+		n := node.Node{}
+		if p.Session != "" || json.Unmarshal(p.Value, &n) != nil || n.ConsulNode == "" {
+			continue
+		}
+		if feature.After(feature.Known.Newest(), feature.Counted(n.EmulationVersion)) {
+			free[path.Base(p.Key)] = n.ConsulNode
+		}
+	}
+	return free
+}
+
+// goneOf returns which nodes, of those given with their machines, have nothing left, and are on machines that have failed, left, or are not known.
+func (s *Agents) goneOf(ctx context.Context, free map[string]string) (map[string]bool, error) {
+	gone := map[string]bool{}
+	if len(free) == 0 {
+		return gone, nil
+	}
+	left, err := s.LeftOn(ctx, slices.Collect(maps.Keys(free)))
+	if err != nil {
+		return nil, err
+	}
+	for name, l := range left {
+		if !l.None() {
+			continue
+		}
+		if gone[name], err = s.AgentGone(ctx, free[name]); err != nil {
 			return nil, err
 		}
 	}
-	return writersOf(farms, nodes, failed), nil
+	return gone, nil
 }
 
-func writersOf(farms, nodes []consul.Pair, failed map[string]bool) []feature.Writer {
+func writersOf(farms, nodes []consul.Pair, gone map[string]bool) []feature.Writer {
 	var living []feature.Writer
 	for _, p := range farms {
 		if m := (Member{}); !strings.HasSuffix(p.Key, "/") {
@@ -85,13 +121,10 @@ func writersOf(farms, nodes []consul.Pair, failed map[string]bool) []feature.Wri
 		}
 	}
 	for _, p := range nodes {
-		n := node.Node{}
-		if strings.HasSuffix(p.Key, "/") {
-			continue
-		}
-		_ = json.Unmarshal(p.Value, &n)
-		if p.Session != "" || !failed[n.ConsulNode] {
-			living = append(living, NodeWriter(path.Base(p.Key), &n))
+		if name := path.Base(p.Key); !strings.HasSuffix(p.Key, "/") && !gone[name] {
+			n := node.Node{}
+			_ = json.Unmarshal(p.Value, &n)
+			living = append(living, NodeWriter(name, &n))
 		}
 	}
 	return living

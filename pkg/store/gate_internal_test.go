@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/hashicorp/consul/api"
+
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
 // beside returns the store of another program on the same records.
@@ -120,28 +124,74 @@ func TestGateMovesUnderWriters(t *testing.T) {
 func TestWriters(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
-	pair := func(key, value, session string) consul.Pair {
-		return consul.Pair{Key: key, Value: []byte(value), Session: session}
+	self, err := st.c.AgentNode(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	farms := []consul.Pair{
-		pair(st.keys.Farms.Key(), "", ""),
-		pair(st.keys.Farms.Key("f1"), `{"version":"0.2.0","emulation_version":"0.1.0"}`, "s"),
-		pair(st.keys.Farms.Key("f2"), `{`, "s"),
+	put := func(key, value string) { write(t, st, consul.Set(key, []byte(value))) }
+	put(st.keys.Farms.Key("f1"), `{"version":"0.2.0","emulation_version":"0.1.0"}`)
+	put(st.keys.Farms.Key("f2"), `{`)
+	free := func(name, agent string) {
+		put(st.keys.Nodes.Key(name), fmt.Sprintf(`{"name":%q,"version":"0.1.0","consul_node":%q}`, name, agent))
 	}
-	nodes := []consul.Pair{
-		pair(st.keys.Nodes.Shard(3), "", ""),
-		pair(st.keys.Nodes.Key("n1"), `{"version":"0.2.0","emulation_version":"0.2.0","consul_node":"gone"}`, "s"),
-		pair(st.keys.Nodes.Key("n2"), `{"version":"0.1.0","consul_node":"there"}`, ""),
-		pair(st.keys.Nodes.Key("n3"), `{"version":"0.1.0","consul_node":"gone"}`, ""),
-		pair(st.keys.Nodes.Key("n4"), `{`, ""),
+	failed := st.failedAgent(t)
+	free("there", self)
+	free("no-agent", "")
+	for _, agent := range []string{failed, "no-such-agent"} {
+		name := "left-"
+		if agent == failed {
+			name = "failed-"
+		}
+		free(name+"empty", agent)
+		for _, kind := range []string{"claim", "placed", "ghost", "intent", "report"} {
+			free(name+kind, agent)
+		}
+		id := pod.Identity{RCID: NewID(), Role: "main"}
+		put(st.keys.Reservations.Key(name+"claim"), fmt.Sprintf(`{"holders":{%q:{}}}`, id.String()))
+		put(st.keys.Pods.Key(id.String()), string(encode(pod.Placement{Identity: id, Node: name + "placed", Digest: "x", Revision: 1, RunState: pod.Running, Ghosts: []pod.Ghost{{Node: name + "ghost"}}})))
+		put(st.keys.Intents.Key(name+"intent", id.String()), `{}`)
+		put(st.keys.Realities.Key(name+"report", id.String()), `{"state":"running"}`)
+	}
+	put(st.keys.Nodes.Key("broken"), `{`)
+	put(st.keys.Nodes.Key("newest"), fmt.Sprintf(`{"name":"newest","emulation_version":%q,"consul_node":"no-such-agent"}`, feature.Known.Newest()))
+	living, err := st.Writers(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
 	var got []string
-	for _, w := range writersOf(farms, nodes, map[string]bool{"gone": true}) {
+	for _, w := range living {
 		got = append(got, fmt.Sprint(w.Kind, " ", w.Name, " ", w.Version, " ", w.Emulates))
 	}
-	if want := "farm f1 0.2.0 0.1.0|farm f2  |node n1 0.2.0 0.2.0|node n2 0.1.0 |node n4  "; strings.Join(got, "|") != want {
-		t.Errorf("%q, want %s", got, want)
+	want := []string{"farm f1 0.2.0 0.1.0", "farm f2  ", "node broken  ", "node newest  " + feature.Known.Newest()}
+	for _, name := range []string{"there", "no-agent"} {
+		want = append(want, "node "+name+" 0.1.0 ")
 	}
+	for _, kind := range []string{"claim", "placed", "ghost", "intent", "report"} {
+		want = append(want, "node failed-"+kind+" 0.1.0 ", "node left-"+kind+" 0.1.0 ")
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// failedAgent returns the name of a machine whose agent has failed, as far as the catalog says.
+func (s *Store) failedAgent(t *testing.T) string {
+	t.Helper()
+	client, err := api.NewClient(&api.Config{Address: consultest.Shared(t).Addr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := "failed-" + NewID()
+	_, err = client.Catalog().Register(&api.CatalogRegistration{
+		Node: name, Address: "127.0.0.9", Check: &api.AgentCheck{Node: name, CheckID: "serfHealth", Name: "serfHealth", Status: api.HealthCritical},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = client.Catalog().Deregister(&api.CatalogDeregistration{Node: name}, nil) })
+	return name
 }
 
 // What may not be written is refused with who holds the gate back: farms and nodes say themselves what they emulate.

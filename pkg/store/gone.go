@@ -55,8 +55,13 @@ type LeftOn struct {
 	Unreadable  error // something that may be about the node cannot be read
 }
 
+// None reports whether there is nothing: no pod that may run there.
+func (l *LeftOn) None() bool {
+	return l.Copies+l.Claims+l.Intents+l.Reports == 0 && l.Unreadable == nil
+}
+
 // LeftOn reads what there is of the pods of some nodes: what is reserved first, so that a pod that is placed there meanwhile changes that.
-func (s *Leader) LeftOn(ctx context.Context, names []string) (map[string]LeftOn, error) {
+func (s *db) LeftOn(ctx context.Context, names []string) (map[string]LeftOn, error) {
 	found, err := s.c.GetMany(ctx, s.keys.Reservations.Keys(names), consul.Consistent)
 	if err != nil {
 		return nil, err
@@ -86,7 +91,7 @@ func (s *Leader) LeftOn(ctx context.Context, names []string) (map[string]LeftOn,
 }
 
 // countBelow counts a node's intents and reports.
-func (s *Leader) countBelow(ctx context.Context, name string, l *LeftOn) error {
+func (s *db) countBelow(ctx context.Context, name string, l *LeftOn) error {
 	intents, reports := s.keys.Intents.Below(name), s.keys.Realities.Below(name)
 	_, below, err := s.c.Read(ctx, consul.Reading{Prefixes: []string{intents, reports}}, consul.Consistent)
 	if err != nil {
