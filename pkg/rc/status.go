@@ -23,6 +23,9 @@ type Status struct {
 	LastError          string      `json:"last_error,omitempty"`
 	Incidents          []Incident  `json:"incidents,omitempty"` // what somebody is, or has to be, alerted to
 
+	// MassStopUsed is the generation whose AllowMassStop lets no slip of a label pass any more: once it was converged (ADR 24).
+	MassStopUsed int64 `json:"mass_stop_used,omitempty" feature:"each-node"`
+
 	// What a rollout decides by (ADR 16).
 	Epoch              string       `json:"nonce,omitempty"`               // of the cluster, of revisions of a service whose nodes have said what they run in that world
 	Ghosts             int          `json:"ghosts,omitempty"`              // copies elsewhere that have to stop and have not confirmed it, those on lost machines left out

@@ -18,7 +18,8 @@ type eachNode struct {
 	count   int                     // nodes that ask for a pod
 	lost    int                     // of these, those on machines that are lost
 	matched int                     // nodes that the selector matches
-	slipped int                     // pods on nodes that it does not match any more
+	placed  int                     // pods that are meant to run, and those of slipped that stop
+	slipped int                     // pods on nodes that it does not match any more, those that stop included
 }
 
 // countNodes counts the nodes that ask for a pod, and makes them the count of the record. The pods are in order.
@@ -38,13 +39,18 @@ func eachNodeOf(s *Snapshot) *eachNode {
 		for _, g := range p.Placement.Ghosts {
 			copies[g.Node] = true
 		}
-		if p.RunState != pod.Running {
-			continue
-		}
-		switch v := s.Nodes[p.Node]; {
-		case v != nil && !s.matches(v):
-			e.leaving[p.Identity] = p.Node + " does not match the selector"
+		v := s.Nodes[p.Node]
+		slipped := v != nil && !s.matches(v)
+		if slipped {
 			e.slipped++
+		}
+		if slipped || p.RunState == pod.Running {
+			e.placed++
+		}
+		switch {
+		case p.RunState != pod.Running:
+		case slipped:
+			e.leaving[p.Identity] = p.Node + " does not match the selector"
 		case v != nil && v.MustLeave():
 			e.leaving[p.Identity] = p.Node + " is drained"
 		case p.Role != rc.DefaultRole:
@@ -80,19 +86,26 @@ func eachNodeOf(s *Snapshot) *eachNode {
 // of all controllers of a farm.
 const slipLeast = 10
 
-// maySlip returns why pods stay on nodes that the selector does not match any more, "" where they may go (P4).
+// maySlip returns why pods stay on nodes that the selector does not match any more, "" where they may go (P4). Pods that stop already count,
+// or labels that are lost one after the other would take all pods in small portions.
 func (s *Snapshot) maySlip() string {
 	e := s.each
-	running := e.count + len(e.leaving) // or more: nodes that have none yet
 	switch {
-	case AllowsMassStop(&s.RC):
+	case AllowsMassStop(&s.RC) && !s.massStopUsed():
 		return ""
 	case e.matched == 0:
 		return "no node matches; if that is right, change the controller with --allow-mass-stop, or drain the nodes"
-	case e.slipped >= slipLeast && 2*e.slipped > running:
-		return fmt.Sprintf("%d nodes of %d with its pods match no more; if that is right, change the controller with --allow-mass-stop", e.slipped, running)
+	case e.slipped >= slipLeast && 2*e.slipped > e.placed:
+		return fmt.Sprintf("%d nodes of %d with its pods match no more; if that is right, change the controller with --allow-mass-stop", e.slipped, e.placed)
 	}
 	return ""
+}
+
+// massStopUsed reports whether what the last change of the controller allows is done with: it has been as the change asks for, so that what slips
+// later slips by itself. A farm of a former version says in a status no more than that the controller is converged.
+func (s *Snapshot) massStopUsed() bool {
+	was, generation := s.Previous, s.RC.Generation
+	return s.each != nil && was != nil && (was.MassStopUsed == generation || was.ObservedGeneration == generation && was.Is(rc.Converged))
 }
 
 // WantedNodes returns the nodes that pods are to be placed on, by name, where the controller has one on each node; ok is false for others. It

@@ -98,7 +98,13 @@ func TestEachMatchingNodeHasAPod(t *testing.T) {
 				drain(s, n)
 			}
 		}, nil, nil, []string{"main.0", "main.1", "main.2", "main.3", "main.4", "main.5", "main.6", "main.7", "main.8", "main.9"}, 5, ""},
-		"half of many slip":   {20, func(s *reconcile.Snapshot) { relabel(s, namesTo(10)...) }, nil, nil, []string{"main.0", "main.1", "main.2", "main.3", "main.4", "main.5", "main.6", "main.7", "main.8", "main.9"}, 10, ""},
+		"half of many slip": {20, func(s *reconcile.Snapshot) { relabel(s, namesTo(10)...) }, nil, nil, []string{"main.0", "main.1", "main.2", "main.3", "main.4", "main.5", "main.6", "main.7", "main.8", "main.9"}, 10, ""},
+		"most of many slip in portions": {20, func(s *reconcile.Snapshot) {
+			relabel(s, namesTo(15)...)
+			for i := range 9 {
+				s.Pods[i].RunState, s.Pods[i].StoppingSince = pod.Stopped, &s.Now
+			}
+		}, nil, nil, nil, 5, "15 nodes of 20"},
 		"it is disabled":      {2, func(s *reconcile.Snapshot) { s.RC.Disabled = true; drain(s, "n0"); join(s, "new") }, nil, nil, nil, 2, "disabled"},
 		"the breaker tripped": {2, func(s *reconcile.Snapshot) { s.Breaker = "tripped"; drain(s, "n0"); join(s, "new") }, []string{"main.2"}, []string{"new"}, nil, 2, ""},
 		"the records are new": {2, func(s *reconcile.Snapshot) { s.Hold = "new"; drain(s, "n0"); join(s, "new") }, nil, nil, nil, 2, ""},
@@ -137,6 +143,60 @@ func TestEachMatchingNodeHasAPod(t *testing.T) {
 				t.Errorf("looked at again it adds %v of %d", added(&again), again.Status.Desired)
 			}
 		})
+	}
+}
+
+// Nodes that have no pod yet make a slip of all that have one no smaller.
+func TestNodesThatWaitForAPodHideNoSlip(t *testing.T) {
+	t.Parallel()
+	s := eachOf(20)
+	for i := range 40 {
+		join(s, fmt.Sprintf("b%d", i)).Ops.Labels = map[string]string{"pool": "b"}
+	}
+	s.RC.NodeSelector, s.RC.MinAvailable = "pool=b", count(0)
+	plan := reconcile.Compute(s)
+	if got := stopped(&plan); len(got) != 0 || !strings.Contains(reasonOf(&plan, rc.Misplaced), "20 nodes of 20") || len(plan.Adds) != 40 {
+		t.Errorf("stops %v, adds %d: %+v", got, len(plan.Adds), plan.Status.Conditions)
+	}
+}
+
+// What --allow-mass-stop on a change lets pass is over once all was as the change asked for, whatever the status says later.
+func TestAnAllowanceOnEachNodeIsUsedUp(t *testing.T) {
+	t.Parallel()
+	s := eachOf(20)
+	s.RC.AllowMassStop = s.RC.Generation
+	for _, before := range []func(){
+		func() {},
+		func() { s.Previous.MassStopUsed = 0 }, // of an older farm, which says no more than that all was well
+	} {
+		s.Previous = nil
+		plan := reconcile.Compute(s)
+		if !plan.Status.Is(rc.Converged) {
+			t.Fatalf("not converged: %+v", plan.Status)
+		}
+		s.Previous = &plan.Status
+		before()
+		relabel(s, namesTo(12)...)
+		for range 3 {
+			plan := reconcile.Compute(s)
+			if got := stopped(&plan); len(got) != 0 || !plan.Status.Is(rc.Misplaced) {
+				t.Fatalf("stops %v: %+v", got, plan.Status)
+			}
+			s.Previous = &plan.Status
+		}
+		for _, name := range namesTo(12) {
+			s.Nodes[name].Ops.Labels = nil
+		}
+	}
+	relabel(s, namesTo(12)...)
+	s.RC.Generation++
+	s.RC.AllowMassStop = s.RC.Generation
+	for range 2 {
+		plan := reconcile.Compute(s)
+		if got := stopped(&plan); len(got) != 12 {
+			t.Errorf("of another change with it %v stop", got)
+		}
+		s.Previous = &plan.Status
 	}
 }
 

@@ -71,6 +71,9 @@ func (c report) report() {
 	c.plan.Status = st
 	c.reportVoid()
 	c.conditions(outdated, adopted, waitingFor)
+	if s.each != nil && AllowsMassStop(&s.RC) && (s.massStopUsed() || c.plan.Status.Is(rc.Converged)) {
+		c.plan.Status.MassStopUsed = s.RC.Generation
+	}
 	c.plan.set(s.Now, rc.NodeLost, len(lost) > 0, fmt.Sprintf("%d pods on lost nodes, %d on nodes without a preparer: %s",
 		st.Lost, st.Unmanaged, field.Few(slices.Sorted(maps.Keys(lost)), maxNames, ", ")))
 }
