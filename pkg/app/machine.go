@@ -15,27 +15,32 @@ import (
 // Detect as CPU or Memory has a node offer what its machine has, without the reserve.
 const Detect = -1
 
-// detect finds out what pods can have of this machine in all. cgroup is the parent of their cgroups; empty: they get none.
-func detect(cgroup string, log obs.Logger) machine.Total {
+// detect finds out what this machine has, and what of it cgroups leave to pods. cgroup is the parent of their cgroups; empty: they get none.
+func (c *PreparerConfig) detect(cgroup string, log obs.Logger) (whole, total machine.Total) {
 	if cgroup != "" {
 		cgroup = filepath.Dir(cgroup) // the parent itself is bounded by what comes of this
 	}
-	total, err := machine.Detect(os.DirFS("/"), cgroup)
+	files := os.DirFS("/")
+	whole = machine.Whole(files)
+	total, err := machine.Detect(files, cgroup)
 	if err != nil {
 		log.WithField(obs.Error, err).Warn("not all limits of this machine can be read; what pods are offered may be more than there is")
 	}
 	if total.CPU == 0 || total.Memory == 0 {
 		log.WithFields(obs.Fields{"cpu": total.CPU, "memory": total.Memory}).Warn("this machine does not say how much it has; what it does not say is not limited")
 	}
-	return total
+	if c.ReserveCPU > 0 && c.ReserveCPU >= total.CPU || c.ReserveMemory > 0 && c.ReserveMemory >= total.Memory {
+		log.WithFields(obs.Fields{"cpu": total.CPU, "memory": total.Memory}).Warn("nothing is left to pods without the reserve; what is not left is not limited unless --cpu and --memory say it")
+	}
+	return whole, total
 }
 
-// caps returns what all pods may take of this machine together, hooks and commands included: what is there without the reserves. Zero: not
-// bounded, because nothing is reserved.
-func (c *PreparerConfig) caps(total machine.Total) (caps machine.Total, err error) {
+// caps returns what all pods may take of this machine together, hooks and commands included: what the machine has without the reserves. Limits
+// of cgroups above hold besides. Zero: not bounded, because nothing is reserved, or the machine does not say what it has.
+func (c *PreparerConfig) caps(whole machine.Total) (caps machine.Total, err error) {
 	var errs field.Errors
-	caps.CPU = capOf(&errs, "reserve-cpu", "thousandths of a core", c.ReserveCPU, total.CPU)
-	caps.Memory = capOf(&errs, "reserve-memory", "bytes", c.ReserveMemory, total.Memory)
+	caps.CPU = capOf(&errs, "reserve-cpu", "thousandths of a core", c.ReserveCPU, whole.CPU)
+	caps.Memory = capOf(&errs, "reserve-memory", "bytes", c.ReserveMemory, whole.Memory)
 	return caps, errs.Err()
 }
 
@@ -53,7 +58,7 @@ func (c *PreparerConfig) offer(total machine.Total) node.Capacity {
 
 func capOf(errs *field.Errors, flag, unit string, reserve, total int64) int64 {
 	switch {
-	case reserve == 0:
+	case reserve == 0 || reserve > 0 && total == 0:
 		return 0
 	case reserve < 0 || reserve >= total:
 		errs.Add(flag, reserve, fmt.Sprintf("%s: zero (pods may take all), or less than the %d of this machine", unit, total))

@@ -27,7 +27,9 @@ func TestOfferAndCaps(t *testing.T) {
 		"all is reserved":            {PreparerConfig{ReserveCPU: 4000}, has, node.Capacity{}, machine.Total{}, "reserve-cpu: 4000 is not valid; allowed: thousandths of a core: zero (pods may take all), or less than the 4000 of this machine"},
 		"less than nothing":          {PreparerConfig{ReserveCPU: -1}, has, node.Capacity{}, machine.Total{}, "reserve-cpu: -1"},
 		"more than there is":         {PreparerConfig{ReserveMemory: 1 << 60}, has, node.Capacity{}, machine.Total{}, "reserve-memory: "},
-		"reserved of what is hidden": {PreparerConfig{ReserveMemory: 1}, machine.Total{CPU: 1}, node.Capacity{}, machine.Total{}, "less than the 0 of this machine"},
+		"nothing is known, reserved": {PreparerConfig{CPU: Detect, Memory: Detect, ReserveCPU: 250, ReserveMemory: 1}, machine.Total{}, node.Capacity{}, machine.Total{}, ""},
+		"less than none of nothing":  {PreparerConfig{ReserveMemory: -1}, machine.Total{}, node.Capacity{}, machine.Total{}, "reserve-memory: -1"},
+		"reserved of what is hidden": {PreparerConfig{ReserveMemory: 1}, machine.Total{CPU: 1}, node.Capacity{}, machine.Total{}, ""},
 	} {
 		caps, err := tt.cfg.caps(tt.total)
 		if (err == nil) != (tt.wrong == "") || err != nil && !strings.Contains(err.Error(), tt.wrong) || err == nil && caps != tt.caps {

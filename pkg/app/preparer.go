@@ -196,8 +196,8 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		return nil, err
 	}
 	isolation, cgroup, err := cfg.isolation(b.dir.Path(""), b.log)
-	total := detect(cgroup, b.log)
-	caps, capsErr := cfg.caps(total)
+	whole, total := cfg.detect(cgroup, b.log)
+	caps, capsErr := cfg.caps(whole)
 	record.Capacity = cfg.offer(total)
 	if cgroup != "" {
 		b.undo = append(b.undo, func() {

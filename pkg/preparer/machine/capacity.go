@@ -25,12 +25,20 @@ type Total struct {
 func Detect(fsys fs.FS, pods string) (Total, error) {
 	r := reader{fsys: fsys}
 	groups := r.groups(pods)
-	total := Total{CPU: r.cpus() * 1000, Memory: r.memTotal()}
+	total := r.whole()
 	for _, g := range groups {
 		g.limit(&r, &total)
 	}
 	return total, errors.Join(r.errs...)
 }
+
+// Whole returns what the machine has for this process, whatever cgroups leave of it. What is wrong with its files is among what Detect tells.
+func Whole(fsys fs.FS) Total {
+	r := reader{fsys: fsys}
+	return r.whole()
+}
+
+func (r *reader) whole() Total { return Total{CPU: r.cpus() * 1000, Memory: r.memTotal()} }
 
 // unlimited is above everything that a machine has. A limit that is not smaller is none.
 const unlimited = math.MaxInt64

@@ -106,6 +106,9 @@ func TestDetect(t *testing.T) {
 		if got != tt.want || err != nil {
 			t.Errorf("%s: %+v, %v; want %+v", name, got, err, tt.want)
 		}
+		if got = machine.Whole(files(tt.files)); strings.HasPrefix(name, "v") && got != whole { // a cap must not follow what is above it
+			t.Errorf("%s: the whole is %+v, want %+v", name, got, whole)
+		}
 	}
 }
 
