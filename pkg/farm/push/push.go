@@ -125,13 +125,12 @@ func (p *Pusher) Run(ctx context.Context) error {
 // work sends one request after the other.
 func (p *Pusher) work(ctx context.Context) {
 	for ctx.Err() == nil {
-		n, r, pause := p.next(time.Now())
+		n, to, r, pause := p.next(time.Now())
 		if n == nil {
 			_, _ = wait.PauseUnless(ctx, p.wake, pause) // the end of ctx ends the loop
 			continue
 		}
 		p.wake.Raise() // there may be more
-		to := n.Target
 		sending, cancel := context.WithTimeout(ctx, p.cfg.Within)
 		err := p.cfg.Send(sending, to, r)
 		cancel()
@@ -144,8 +143,8 @@ func (p *Pusher) work(ctx context.Context) {
 // idlePause bounds how long nobody looks whether there is something to do.
 const idlePause = time.Minute
 
-// next returns the node whose turn it is and what it is to be told, or how long nobody's is.
-func (p *Pusher) next(now time.Time) (turn *peer, r scale.Request, pause time.Duration) {
+// next returns the node whose turn it is, where it is now and what it is to be told, or how long nobody's is.
+func (p *Pusher) next(now time.Time) (turn *peer, to Target, r scale.Request, pause time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pause = idlePause
@@ -166,7 +165,7 @@ func (p *Pusher) next(now time.Time) (turn *peer, r scale.Request, pause time.Du
 		}
 	}
 	if turn == nil {
-		return nil, r, pause
+		return nil, to, r, pause
 	}
 	turn.sending, turn.tried = true, now
 	oldest := time.Time{}
@@ -175,7 +174,7 @@ func (p *Pusher) next(now time.Time) (turn *peer, r scale.Request, pause time.Du
 			r, oldest = w.Request, w.since
 		}
 	}
-	return turn, r, 0
+	return turn, turn.Target, r, 0
 }
 
 // forgetAfter is how long a node that could not be told is remembered when there is nothing left to tell it.

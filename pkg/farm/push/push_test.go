@@ -235,3 +235,24 @@ func TestTheQueueIsBounded(t *testing.T) {
 		}
 	})
 }
+
+// A node's address may change while something is sent to it.
+func TestAnAddressChangesMeanwhile(t *testing.T) {
+	t.Parallel()
+	fails := func(context.Context, string, int) error { return errors.New("no route") }
+	with(t, fails, func(c *Config) { c.RetryMin, c.RetryMax = time.Millisecond, time.Millisecond }, func(t *testing.T, p *Pusher, n *nodes) {
+		var tells sync.WaitGroup
+		for i := range 4 {
+			tells.Go(func() {
+				for revision := range int64(500) {
+					p.Tell(Target{Node: "n1", API: fmt.Sprint("https://", i)}, pushTo("r1", 1, revision))
+				}
+			})
+		}
+		tells.Wait()
+		after(t, time.Second)
+		if v := look(p, n); v.tries["n1"] == 0 || v.waiting != 1 {
+			t.Errorf("%d tries, %d wait", v.tries["n1"], v.waiting)
+		}
+	})
+}
