@@ -55,7 +55,7 @@ func (s *sockets) awaitLooks(b *bench, more int) {
 	})
 }
 
-// The record says which ports something else holds: at once when the preparer starts, later after two looks, and no longer than that. Ports of pods are not among
+// The record says which ports something else holds: at once when the preparer starts, later after two looks, and until some have not found it. Ports of pods are not among
 // them, as long as something of the pods may run.
 func TestTheRecordSaysWhichPortsAreInUse(t *testing.T) {
 	b := newBench(t)

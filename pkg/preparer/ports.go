@@ -18,29 +18,26 @@ type portLook struct {
 	limiter *loop.LogLimiter
 
 	mu     sync.Mutex
-	looked bool
-	last   []int // as the last look had it
+	steady machine.Steady
 	said   []int // as the node's record says it
 }
 
-// look looks once, and reports whether what the record should say has changed. The first look counts at once; later ones as machine.Steady says.
+// look looks once, and reports whether what the record should say has changed.
 func (l *portLook) look() (changed bool) {
 	const key = "ports in use"
 	if l.inUse == nil {
 		return false
 	}
-	found, err := l.inUse(l.pods.ports())
+	pods := l.pods.ports()
+	found, err := l.inUse(pods)
 	if l.limiter.Saw(key, "the ports that are in use on this machine cannot be read; the node's record says what was found before", err) {
 		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	next := found
-	if l.looked {
-		next = machine.Steady(l.last, found)
-	}
+	next := l.steady.Look(found, pods)
 	changed = !slices.Equal(next, l.said)
-	l.looked, l.last, l.said = true, found, next
+	l.said = next
 	return changed
 }
 

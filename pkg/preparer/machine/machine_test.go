@@ -261,6 +261,8 @@ func TestInUse(t *testing.T) {
 		return s
 	}
 	view := machine.View{Address: netip.MustParseAddr("10.0.0.7"), Dynamic: node.PortRange{Min: 20000, Max: 29999}, Ephemeral: node.PortRange{Min: 32768, Max: 60999}}
+	within := view
+	within.Ephemeral.Min = 25000
 	local := view
 	local.Address = netip.MustParseAddr("127.0.0.2")
 	for name, tt := range map[string]struct {
@@ -279,6 +281,8 @@ func TestInUse(t *testing.T) {
 		"dynamic, everywhere":                {view, at("0.0.0.0", 20000), true},
 		"dynamic, the last":                  {view, at("10.0.0.7", 29999), true},
 		"dynamic, over UDP":                  {view, overUDP("0.0.0.0", 20001), true},
+		"dynamic and ephemeral":              {within, at("0.0.0.0", 25000), true},
+		"dynamic and ephemeral, over UDP":    {within, overUDP("0.0.0.0", 25000), false},
 		"dynamic, on loopback":               {view, at("127.0.0.1", 20002), true},
 		"dynamic, on another address":        {view, at("10.0.0.8", 20002), false},
 		"dynamic, of a pod":                  {view, at("10.0.0.7", 20007), false},
@@ -303,10 +307,51 @@ func TestInUse(t *testing.T) {
 
 func TestSteady(t *testing.T) {
 	t.Parallel()
-	if got := machine.Steady([]int{1, 3, 5}, []int{2, 3, 5, 6}); !slices.Equal(got, []int{3, 5}) {
-		t.Errorf("steady: %v", got)
+	var s machine.Steady
+	for i, look := range []struct {
+		found, want []int
+		pods        map[int]bool
+	}{
+		{[]int{1, 3, 5}, []int{1, 3, 5}, nil},
+		{[]int{2, 3, 5}, []int{1, 3, 5}, nil},
+		{[]int{2, 3, 6}, []int{1, 2, 3, 5}, nil},
+		{[]int{2, 5}, []int{1, 2, 3, 5}, nil},
+		{[]int{2}, []int{2, 3, 5}, nil}, // 1 was not there four times
+		{nil, []int{3, 5}, map[int]bool{2: true}},
+		{[]int{2}, []int{5}, nil},
+		{[]int{2}, []int{2}, nil},
+		{nil, []int{2}, nil},
+	} {
+		if got := s.Look(look.found, look.pods); !slices.Equal(got, look.want) {
+			t.Errorf("look %d: %v, want %v", i, got, look.want)
+		}
 	}
-	if got := machine.Steady(nil, []int{2}); len(got) != 0 {
+	s = machine.Steady{}
+	if got := append(s.Look(nil, nil), s.Look([]int{2}, nil)...); len(got) != 0 {
 		t.Errorf("after an empty look: %v", got)
+	}
+}
+
+// Each change of the list is a write that all farms read: a socket that comes and goes costs no more than two.
+func TestSteadyUnderAFlappingSocket(t *testing.T) {
+	t.Parallel()
+	for _, there := range []string{"x.x.x.x.x.", ".x.x.x.x.x", "xx.xx.xx.x", ".xx..xx..x", "x...x...x.", "xxx...xxx."} {
+		var s machine.Steady
+		var list []int
+		changes := 0
+		for _, is := range there {
+			found := []int{80}
+			if is == 'x' {
+				found = append(found, 20000)
+			}
+			next := s.Look(found, nil)
+			if list != nil && !slices.Equal(next, list) {
+				changes++
+			}
+			list = next
+		}
+		if changes > 2 {
+			t.Errorf("%s: the list changed %d times", there, changes)
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -114,14 +115,14 @@ type View struct {
 const MaxInUse = 128
 
 // InUse returns the numbers, sorted, that others than the node's pods have. Within the range for dynamic ports any socket counts that a pod could meet
-// there; elsewhere, where static ports are, what a TCP listener of the pod would meet on the node's address, but no ephemeral number. Beyond MaxInUse those
+// there, but no ephemeral UDP number, which clients take and leave; elsewhere, where static ports are, what a TCP listener of the pod would meet on the node's address, but no ephemeral number. Beyond MaxInUse those
 // of the range stay.
 func (v View) InUse(sockets []Socket, pods map[int]bool) []int {
 	var dynamic, static []int
 	for _, s := range sockets {
 		meets := s.Addr.IsUnspecified() || s.Addr == v.Address
 		switch {
-		case pods[s.Port]:
+		case pods[s.Port], s.UDP && has(v.Ephemeral, s.Port):
 		case has(v.Dynamic, s.Port) && (meets || s.Addr.IsLoopback() && !v.Address.IsLoopback()):
 			dynamic = append(dynamic, s.Port)
 		case !has(v.Dynamic, s.Port) && meets && !s.UDP && !has(v.Ephemeral, s.Port):
@@ -142,10 +143,32 @@ func distinct(ports []int) []int {
 	return slices.Compact(ports)
 }
 
-// Steady returns the numbers of two looks, one after the other, that were in use in both. What is gone is gone at once.
-func Steady(before, now []int) []int {
-	return slices.DeleteFunc(slices.Clone(now), func(port int) bool {
-		_, found := slices.BinarySearch(before, port)
-		return !found
-	})
+// LeaveAfter is how many looks in a row do not see a number before it leaves the list: each change is a write that all farms read.
+const LeaveAfter = 4
+
+// Steady makes one list of looks one after the other, such that sockets that come and go hardly change it. The zero value has seen nothing yet.
+type Steady struct {
+	looked bool
+	last   []int       // as the last look had it
+	listed map[int]int // by number, how many looks in a row have not seen it
+}
+
+// Look takes what a look has found, sorted, and returns the list, sorted. What the first look finds is listed at once, and later what two looks in a row
+// have found. It stays until LeaveAfter looks have not found it, or a pod of the node has it.
+func (s *Steady) Look(found []int, pods map[int]bool) []int {
+	listed := map[int]int{}
+	for _, port := range found {
+		_, before := slices.BinarySearch(s.last, port)
+		if _, is := s.listed[port]; is || before || !s.looked {
+			listed[port] = 0
+		}
+	}
+	for _, port := range slices.Sorted(maps.Keys(s.listed)) {
+		_, still := slices.BinarySearch(found, port)
+		if missed := s.listed[port] + 1; !still && !pods[port] && missed < LeaveAfter && len(listed) < MaxInUse {
+			listed[port] = missed
+		}
+	}
+	s.looked, s.last, s.listed = true, found, listed
+	return slices.Sorted(maps.Keys(listed))
 }
