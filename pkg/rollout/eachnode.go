@@ -4,22 +4,36 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// A controller with a pod on every matching node names no numbers (ADR 24). A rollout counts the pods that it has on living nodes, anew at every look,
-// and takes that for the count of its record: stages, limits and what is awaited follow from it. No count is ever written.
+// A controller with a pod on every matching node names no numbers (ADR 24). A rollout counts the pods that it has, anew at every look, and takes that
+// for the count of its record: stages, limits and what is awaited follow from it. Pods on nodes that are away count, or every pause of a preparer would
+// take pods back, or end the rollout; only what is awaited leaves them out. No count is ever written.
 
-// counted returns the controller with its pods as the count of its record, where it has one on each node.
-func (s Seen) counted() Seen {
-	if s.RC.EachNode() {
-		s.RC = s.RC.CountedBy(s.onLivingNodes())
+// counted returns the controller with its pods as the count of its record, where it has one on each node. Without a status there are as many as were
+// known last.
+func (s Seen) counted(last int) Seen {
+	if !s.RC.EachNode() {
+		return s
 	}
+	if s.Status != nil {
+		last = s.Status.Placed
+	}
+	s.RC = s.RC.CountedBy(last)
 	return s
 }
 
-func (s *Seen) onLivingNodes() int {
-	if s.Status == nil {
-		return 0
+// allUpgraded reports whether so many pods run the new manifest as there can: all that are alive, or else as many as are asked for, of which those
+// that are alive are available. Somebody has to be: a manifest that takes its machines away shall not go on to others.
+func (m *Member) allUpgraded(target int) bool {
+	st := m.Status
+	if st == nil {
+		return false
 	}
-	return max(0, s.Status.Placed-s.Status.Lost-s.Status.Unmanaged)
+	if !m.Ctrl.EachNode() {
+		return st.UpdatedAvailable >= target && m.living() <= m.desired()
+	}
+	alive := max(0, st.Placed-st.Lost-st.Unmanaged)
+	return st.UpdatedAvailable >= min(target, alive) && (alive > 0 || target == 0 || st.Placed == 0) ||
+		st.UpdatedAvailable > 0 && st.Updated >= target && st.Available-st.UnmanagedAvailable >= alive
 }
 
 // counted returns the start with the counts that follow from nodes: the new controller is to have the pods that are there.
@@ -27,9 +41,9 @@ func (s Start) counted() Start {
 	old := make([]Seen, len(s.Old))
 	n := 0
 	for i := range s.Old {
-		old[i] = s.Old[i].counted()
-		if old[i].RC.ID == s.New.ID {
-			n = old[i].onLivingNodes()
+		old[i] = s.Old[i].counted(0)
+		if st := old[i].Status; old[i].RC.ID == s.New.ID && st != nil {
+			n = st.Placed
 		}
 	}
 	s.Old = old

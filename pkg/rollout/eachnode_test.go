@@ -10,10 +10,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
+// lostUpdated is a pod with the new manifest on a machine that is lost.
+const lostUpdated = "lost"
+
 // fleet is a controller with a pod on each node: the digests of its pods, "" on a machine that is lost.
 type fleet struct {
 	rc   rc.RC
 	pods []string
+	away int  // so many of the first pods are on nodes whose preparers are away
+	mute bool // there is no status to read
 }
 
 func newFleet(pods ...string) *fleet {
@@ -22,15 +27,27 @@ func newFleet(pods ...string) *fleet {
 
 // seen is the controller as its owner reports it. Pods are available as soon as they are upgraded.
 func (f *fleet) seen() rollout.Seen {
+	if f.mute {
+		return rollout.Seen{RC: f.rc}
+	}
 	st := &rc.Status{RCID: f.rc.ID, ObservedGeneration: f.rc.Generation, Desired: len(f.pods), Placed: len(f.pods), Epoch: "n1"}
-	for _, digest := range f.pods {
-		switch digest {
-		case "":
+	for i, digest := range f.pods {
+		if digest == "" || digest == lostUpdated {
 			st.Lost++
+			if digest == lostUpdated {
+				st.Updated++
+			}
 			continue
-		case f.rc.ManifestDigest:
+		}
+		if i < f.away {
+			st.Unmanaged++
+			st.UnmanagedAvailable++
+		}
+		if digest == f.rc.ManifestDigest {
 			st.Updated++
-			st.UpdatedAvailable++
+			if i >= f.away {
+				st.UpdatedAvailable++
+			}
 		}
 		st.Available++
 	}
@@ -44,10 +61,12 @@ func (f *fleet) upgrade() {
 		limit = f.rc.InPlace.Limit
 	}
 	for i, digest := range f.pods {
-		if limit == 0 {
+		switch {
+		case limit == 0:
 			return
-		}
-		if digest != "" {
+		case digest == lostUpdated || digest == f.rc.ManifestDigest:
+			limit--
+		case digest != "" && i >= f.away:
 			f.pods[i] = f.rc.ManifestDigest
 			limit--
 		}
@@ -103,17 +122,35 @@ func TestARolloutFollowsTheNodes(t *testing.T) {
 		limits  []int
 	}{
 		"as they are":         {[]string{"d1", "d1", "d1", "d1", "d1"}, func(*fleet, int) {}, []int{2, 4, 5}},
-		"one machine is lost": {[]string{"d1", "", "d1", "d1", "d1"}, func(*fleet, int) {}, []int{2, 4}},
+		"one machine is lost": {[]string{"d1", "", "d1", "d1", "d1"}, func(*fleet, int) {}, []int{2, 4, 5}},
 		"one is lost meanwhile": {[]string{"d1", "d1", "d1", "d1", "d1"}, func(f *fleet, look int) {
 			if look == 2 {
 				f.pods[4] = ""
 			}
-		}, []int{2, 4}},
+		}, []int{2, 4, 5}},
 		"and all that were upgraded": {[]string{"d1", "d1", "d1", "d1", "d1"}, func(f *fleet, look int) {
 			if look == 2 {
-				f.pods[0], f.pods[1] = "", ""
+				f.pods[0], f.pods[1] = lostUpdated, lostUpdated
 			}
-		}, []int{2, 4, 3}},
+		}, []int{2, 4, 5}},
+		"preparers are away for one look": {[]string{"d1", "d1", "d1", "d1", "d1", "d1", "d1", "d1"}, func(f *fleet, look int) {
+			if f.away = 0; look == 2 {
+				f.away = 6
+			}
+		}, []int{2, 4, 6, 8}},
+		"all preparers are": {[]string{"d1", "d1", "d1", "d1", "d1", "d1"}, func(f *fleet, look int) {
+			if f.away = 0; look == 2 {
+				f.away = 6
+			}
+		}, []int{2, 4, 6}},
+		"the status is missing once": {[]string{"d1", "d1", "d1", "d1", "d1", "d1"}, func(f *fleet, look int) {
+			f.mute = look == 2
+		}, []int{2, 4, 6}},
+		"three nodes that were upgraded go": {[]string{"d1", "d1", "d1", "d1", "d1", "d1"}, func(f *fleet, look int) {
+			if look == 2 {
+				f.pods = slices.Clone(f.pods[3:])
+			}
+		}, []int{2, 4}},
 		"two join": {[]string{"d1", "d1", "d1"}, func(f *fleet, look int) {
 			if look == 2 {
 				f.pods = append(f.pods, "d1", "d1")
@@ -131,6 +168,37 @@ func TestARolloutFollowsTheNodes(t *testing.T) {
 				t.Errorf("limits %v, want %v", limits, c.limits)
 			}
 		})
+	}
+}
+
+// A controller that had a number of replicas has it again.
+func TestARolloutToEachNodeGoesBackToACount(t *testing.T) {
+	f := newFleet("d1", "d1", "d1")
+	f.rc.Mode, f.rc.ReplicaGroups = "", groupsOf(3)
+	next := f.rc
+	next.ManifestDigest, next.Mode, next.ReplicaGroups = "d2", rc.EachNode, nil
+	started, err := rollout.Begin(rollout.Start{
+		ID: "R", Service: "web", By: "ann", Now: t0, Epoch: "n1", New: next, Old: []rollout.Seen{f.seen()},
+		Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy, Step: amount(1)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.take(t, started.RCs)
+	f.pods = append(f.pods, "d1", "d1", "d1", "d1")
+	rec := started.Record
+	for look := range 20 {
+		if look == 2 {
+			rec.Request = &rollout.Request{Verb: rollout.RollbackVerb, By: "ann", At: t0}
+		}
+		f.upgrade()
+		d := rollout.Decide(rec, rollout.Observed{Now: t0, Epoch: "n1", Revisions: map[string]rollout.Seen{"r1": f.seen()}})
+		if rec = d.Record; len(d.RCs) > 0 {
+			f.rc = d.RCs[0]
+		}
+	}
+	if f.rc.EachNode() || f.rc.Desired() != 3 || f.rc.ManifestDigest != "d1" {
+		t.Errorf("%s (%s): %+v", rec.State, rec.Reason, f.rc)
 	}
 }
 

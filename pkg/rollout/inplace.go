@@ -23,10 +23,11 @@ func (inPlace) Plan(w *Work) bool {
 	target := n
 	if m.Ctrl.InPlace != nil {
 		target = min(n, m.Ctrl.InPlace.Limit+w.stageSize(nil))
+		target = m.atLeast(target)
 	}
 	percent := 100
 	if n > 0 {
-		percent = target * 100 / n
+		percent = min(100, target*100/n)
 	}
 	m.Target, m.Percent = &target, &percent
 	return true
@@ -65,12 +66,20 @@ func (inPlace) Rescale(w *Work) {
 	m.Ctrl.ReplicaGroups = m.Ctrl.WithCounts(inOrder(m.Ctrl.ReplicaGroups, w.Record.Groups))
 	m.final(n)
 	if m.Target != nil {
-		less := min(*m.Target, n)
+		less := m.atLeast(min(*m.Target, n))
 		m.Target = &less
 	}
-	if b := w.Record.Before; b != nil {
+	if b := w.Record.Before; b != nil && (b.EachNode() || !m.Ctrl.EachNode()) { // else it has a count that somebody asked for
 		b.ReplicaGroups = b.WithCounts(fit(b.ReplicaGroups, w.Record.Groups, n))
 	}
+}
+
+// atLeast returns a target that takes no pod back because nodes went: what was upgraded on the others stays.
+func (m *Member) atLeast(target int) int {
+	if m.Ctrl.EachNode() && m.Ctrl.InPlace != nil {
+		return max(target, m.Ctrl.InPlace.Limit)
+	}
+	return target
 }
 
 // Finish implements Strategy.
@@ -100,7 +109,7 @@ func (InPlaceStep) Verify(_ *Work, up, _ []*Member) (bool, time.Duration, error)
 		if err := m.hopeless(); err != nil {
 			return false, 0, err
 		}
-		if m.Status == nil || m.Status.UpdatedAvailable < *m.Target || !m.Ctrl.EachNode() && m.living() > m.desired() {
+		if !m.allUpgraded(*m.Target) {
 			return false, 0, nil
 		}
 	}

@@ -35,7 +35,7 @@ func newWork(rec Record, obs Observed) *Work {
 	for i := range next.Revisions {
 		v := &next.Revisions[i]
 		if seen, ok := obs.Revisions[v.RC]; ok && seen.RC.ID != "" {
-			w.Members = append(w.Members, newMember(v, seen.counted(), obs.Epoch))
+			w.Members = append(w.Members, newMember(v, seen.counted(next.Total()), obs.Epoch))
 		}
 	}
 	return w
