@@ -189,7 +189,7 @@ func (f *Farm) own(ctx context.Context) error {
 				func(ctx context.Context) error { return carrier.Lead(ctx, leader) },
 				janitor.New(janitor.Config{Records: leader, Log: f.log}).Run,
 				janitor.NewForgetter(janitor.ForgetConfig{
-					Farm: f.cfg.ID, Graves: leader, Nodes: worker.Nodes, After: f.cfg.ForgetNodeAfter, Log: f.log, Metrics: f.cleaned,
+					Farm: f.cfg.ID, Graves: leader, Nodes: worker.Nodes, Ready: worker.Ready, After: f.cfg.ForgetNodeAfter, Log: f.log, Metrics: f.cleaned,
 				}).Run)
 		})
 	})

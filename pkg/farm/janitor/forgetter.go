@@ -30,6 +30,7 @@ type ForgetConfig struct {
 	Graves Graves
 	// Nodes returns all nodes, and whether every one that lives has said what it runs.
 	Nodes   func() (nodes map[string]*node.View, synced bool)
+	Ready   func() error  // nil: all nodes were seen; before that nothing is known to be gone
 	After   time.Duration // for which a node must have been gone; zero: none is forgotten
 	Log     obs.Logger
 	Metrics *Metrics
@@ -88,6 +89,9 @@ func (f *Forgetter) Run(ctx context.Context) error {
 
 // Look notes which nodes are gone, and forgets those that have been for long enough.
 func (f *Forgetter) Look(ctx context.Context, now time.Time) error {
+	if f.cfg.Ready() != nil {
+		return nil // without its nodes, what was noted of them would seem to be over
+	}
 	nodes, synced := f.cfg.Nodes()
 	fleet := Fleet{Nodes: nodes, Synced: synced, Now: now}
 	rec, err := f.cfg.Graves.ReadGone(ctx)
@@ -150,6 +154,8 @@ func (f *Forgetter) forget(ctx context.Context, v *node.View, left store.LeftOn,
 		Name: v.Name, Node: death.Index, Reservation: left.Reservation, Audit: store.NewAudit(f.cfg.Farm, "forget-node", "", []string{text}).OnNodes(v.Name),
 	})
 	switch {
+	case store.Denied(err):
+		return KeptByPace, fmt.Errorf("forget node %s: the token may not: %w", v.Name, err)
 	case errors.Is(err, store.ErrRefused):
 		return KeptByPace, nil // it is not as it was; the next look finds out
 	case err != nil:

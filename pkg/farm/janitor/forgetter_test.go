@@ -26,6 +26,7 @@ type graveyard struct {
 	views  map[string]*node.View
 	graves janitor.Graves
 	synced bool
+	unseen bool // the farm has not seen the whole cluster yet
 	now    time.Time
 }
 
@@ -66,13 +67,20 @@ func (g *graveyard) see(dead ...string) {
 	}
 }
 
+func (g *graveyard) ready() error {
+	if g.unseen {
+		return errors.New("not seen yet")
+	}
+	return nil
+}
+
 // look has somebody look once, so much later; nodes must be gone for an hour.
 func (g *graveyard) look(later time.Duration) {
 	g.t.Helper()
 	g.now = g.now.Add(later)
 	f := janitor.NewForgetter(janitor.ForgetConfig{
 		Farm: "f", Graves: g.graves, After: time.Hour, Log: quiet(g.t), Metrics: janitor.NewMetrics(prometheus.NewRegistry()),
-		Nodes: func() (map[string]*node.View, bool) { return g.views, g.synced },
+		Nodes: func() (map[string]*node.View, bool) { return g.views, g.synced }, Ready: g.ready,
 	})
 	if err := f.Look(g.t.Context(), g.now); err != nil {
 		g.t.Fatal(err)
@@ -231,6 +239,49 @@ func TestWhoComesBackWins(t *testing.T) {
 	}
 }
 
+// A leader that has yet to see its nodes notes nothing: since when nodes are gone outlives sessions.
+func TestNothingIsNotedBeforeNodesAreSeen(t *testing.T) {
+	t.Parallel()
+	g := bury(t)
+	g.look(0)
+	noted, err := g.st.Gone.Get(t.Context(), store.Consistent)
+	if err != nil || len(noted.Value.Nodes) != 1 {
+		t.Fatalf("%+v, %v", noted, err)
+	}
+	seen := g.views
+	g.views, g.unseen = nil, true
+	g.look(30 * time.Minute)
+	if after, err := g.st.Gone.Get(t.Context(), store.Consistent); err != nil || after.Index != noted.Index {
+		t.Errorf("%+v, %v; want it as it was, %+v", after, err, noted)
+	}
+	g.views, g.unseen = seen, false
+	g.look(30 * time.Minute)
+	g.wants(false, "after an hour")
+}
+
+// denied has a token that may not remove nodes.
+type denied struct {
+	janitor.Graves
+	err error
+}
+
+func (d denied) RemoveNode(context.Context, store.NodeRemoval) error { return d.err }
+
+// What the token may not do is said, whoever else is to go first.
+func TestADeniedRemovalIsTold(t *testing.T) {
+	t.Parallel()
+	g := bury(t)
+	g.look(0)
+	refused := &consul.RefusedError{Failures: []consul.Failure{{What: "Permission denied: token lacks permission"}}}
+	f := janitor.NewForgetter(janitor.ForgetConfig{
+		Farm: "f", Graves: denied{g.graves, refused}, After: time.Hour, Log: quiet(t), Metrics: janitor.NewMetrics(prometheus.NewRegistry()),
+		Nodes: func() (map[string]*node.View, bool) { return g.views, true }, Ready: g.ready,
+	})
+	if err := f.Look(t.Context(), g.now.Add(time.Hour)); !store.Denied(err) {
+		t.Errorf("%v", err)
+	}
+}
+
 // A leader that has lost its fence forgets nobody.
 func TestADeposedLeaderForgetsNobody(t *testing.T) {
 	t.Parallel()
@@ -240,7 +291,7 @@ func TestADeposedLeaderForgetsNobody(t *testing.T) {
 	g.graves = g.st.Leader("f", func(context.Context, []consul.Op) (map[string]uint64, error) { return nil, errFence })
 	f := janitor.NewForgetter(janitor.ForgetConfig{
 		Farm: "f", Graves: g.graves, After: time.Hour, Log: quiet(t), Metrics: janitor.NewMetrics(prometheus.NewRegistry()),
-		Nodes: func() (map[string]*node.View, bool) { return g.views, true },
+		Nodes: func() (map[string]*node.View, bool) { return g.views, true }, Ready: g.ready,
 	})
 	if err := f.Look(t.Context(), g.now.Add(time.Hour)); !errors.Is(err, errFence) {
 		t.Errorf("%v", err)
