@@ -20,6 +20,7 @@ type Duties interface {
 	MendReservation(ctx context.Context, nodeName string) (mended bool, err error)
 	Census
 	Gatekeeper
+	RepairAsker
 }
 
 // Lead does what exactly one farm does for all, until the leadership, which is ctx, ends. It begins with what the farm knows; Start must run
@@ -41,7 +42,7 @@ func (f *Farm) Lead(ctx context.Context, as Duties) error {
 // afterSweeps does what follows from the farm's sweeps, at once from the last one.
 func (f *Farm) afterSweeps(ctx context.Context, as Duties) error {
 	defer f.speaker.reset()
-	leaks := leaks{core: f.core}
+	leaks := leaks{core: f.core, as: as}
 	for {
 		if swept := f.speaker.lastSweep(); swept != nil {
 			f.speaker.reportUnclaimed(ctx, as, swept)

@@ -2,7 +2,9 @@ package farm
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -20,10 +22,17 @@ type LeakReads interface {
 	Unplaced(ctx context.Context, copies []store.At) ([]store.At, error)
 }
 
+// RepairAsker is how the leader asks for the release of what it found.
+type RepairAsker interface {
+	// AskRepair asks once: it returns ErrConflict while the same was asked and is not answered.
+	AskRepair(ctx context.Context, rcID, node string, a store.Audit) error
+}
+
 // leaks looks for shares of nodes that nobody has any more, on some nodes after each sweep, and asks for their release. One loop, that of the leader, uses
 // it. It releases nothing: whoever owns the controller, or takes the lock of one without a record, looks again and does (ADR 25).
 type leaks struct {
 	*core
+	as       RepairAsker
 	rest     []string // nodes that this round has yet to look at
 	suspects suspects
 	asked    map[store.At]time.Time
@@ -71,8 +80,10 @@ func (l *leaks) look(ctx context.Context, now time.Time) error {
 	}
 	nodes, _ := l.cache.nodesAt()
 	confirmed := l.suspects.confirm(setOf(names), unexplained, now, l.cfg.SweepEvery)
+	maps.DeleteFunc(l.asked, func(_ store.At, last time.Time) bool { return now.Sub(last) >= l.cfg.ResyncEvery })
 	confirmed = slices.DeleteFunc(confirmed, func(at store.At) bool {
-		return now.Sub(l.asked[at]) < l.cfg.ResyncEvery || !shareless(nodes[at.Node], seen.schema.Value.Epoch, at.Identity)
+		_, asked := l.asked[at]
+		return asked || !shareless(nodes[at.Node], seen.schema.Value.Epoch, at.Identity)
 	})
 	unplaced, err := l.cfg.Store.Unplaced(ctx, confirmed)
 	if err != nil {
@@ -106,7 +117,7 @@ func shareless(v *node.View, epoch string, id pod.Identity) bool {
 	return v != nil && v.Alive && v.Spoke(epoch) && !slices.ContainsFunc(v.Orphans, func(o pod.Orphan) bool { return o.Identity == id })
 }
 
-// ask leaves a request for each controller and node.
+// ask leaves a request for each controller and node, where none is left.
 func (l *leaks) ask(ctx context.Context, leaked []store.At, now time.Time) error {
 	asked := map[[2]string]bool{}
 	for _, at := range leaked {
@@ -117,7 +128,11 @@ func (l *leaks) ask(ctx context.Context, leaked []store.At, now time.Time) error
 		}
 		asked[key] = true
 		line := fmt.Sprintf("release %s on %s: no pod is there", at.Identity, at.Node)
-		if err := l.cfg.Store.Ask(ctx, store.NewRepair(l.cfg.ID, at.RCID, at.Node), store.NewAudit(l.cfg.ID, string(store.RepairReservation), at.RCID, []string{line}).OnNodes(at.Node)); err != nil {
+		err := l.as.AskRepair(ctx, at.RCID, at.Node, store.NewAudit(l.cfg.ID, string(store.RepairReservation), at.RCID, []string{line}).OnNodes(at.Node))
+		switch {
+		case errors.Is(err, store.ErrConflict):
+			continue // nobody has answered yet
+		case err != nil:
 			return err
 		}
 		l.log.WithFields(obs.Fields{obs.RCID: at.RCID, obs.Node: at.Node, obs.Pod: at.Identity.String()}).Warn("a share of a node is held for a pod that is not there; its release is asked for")

@@ -70,7 +70,7 @@ type Keys struct {
 	Manifests, Audits                  Kind // by digest; by ULID
 	RCs, Bells, Locks, Statuses        Kind // by id of a controller
 	Names                              Kind // of controllers; the id of one
-	Requests                           Kind // by controller and ULID
+	Requests                           Kind // by controller, and ULID or leader-<node>
 	Pods                               Kind // placements, by identity
 	Intents, Realities                 Kind // by node and identity
 	Stops, Drops                       Kind // by controller; below that of drops are counters by node (ADR 16, ADR 11)

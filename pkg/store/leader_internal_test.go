@@ -58,9 +58,10 @@ func TestALeaderHasNoOtherWay(t *testing.T) {
 		"manifest": func() error {
 			return leader.DeleteManifest(ctx, ManifestRef{Digest: "m", Index: before[k.Manifests.Key("m")]})
 		},
-		"gone":  func() error { return leader.WriteGone(ctx, Rec[Gone]{Value: Gone{Nodes: map[string]Death{"n1": {}}}}) },
-		"node":  func() error { return leader.RemoveNode(ctx, NodeRemoval{Name: "n1"}) },
-		"drops": func() error { _, err := leader.SweepDrops(ctx, 9); return err },
+		"gone":   func() error { return leader.WriteGone(ctx, Rec[Gone]{Value: Gone{Nodes: map[string]Death{"n1": {}}}}) },
+		"node":   func() error { return leader.RemoveNode(ctx, NodeRemoval{Name: "n1"}) },
+		"repair": func() error { return leader.AskRepair(ctx, "a", "n1", NewAudit("f", "repair-reservation", "a", nil)) },
+		"drops":  func() error { _, err := leader.SweepDrops(ctx, 9); return err },
 	} {
 		n := asked
 		if err := act(); !errors.Is(err, errFence) || asked == n {

@@ -83,3 +83,13 @@ func (s *Views) Told(ctx context.Context, copies []At) (map[At]bool, error) {
 	}
 	return told, nil
 }
+
+// AskRepair asks the owner of a controller to repair what a node has reserved for it, with an audit record, and rings. There is one such request for a controller and a
+// node: it returns ErrConflict, and nothing is written, while that is not answered.
+func (s *Leader) AskRepair(ctx context.Context, rcID, node string, a Audit) error {
+	r := NewRepair(s.farmID, rcID, node)
+	r.ID = "leader-" + node
+	key := s.keys.Requests.Key(rcID, r.ID)
+	_, err := s.fenced(ctx, []consul.Op{consul.CAS(key, encode(r), 0), s.audit(a), s.ring(rcID)})
+	return conflictOn(err, key)
+}
