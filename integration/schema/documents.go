@@ -2,6 +2,7 @@ package schema
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -126,9 +127,7 @@ func eachNodeRules() node {
 // spreadRule is a label alone, or with more.
 func spreadRule() node {
 	label := node{"type": "string"}
-	for key, value := range labelKeyRule() {
-		label[key] = value
-	}
+	maps.Copy(label, labelKeyRule())
 	text, _ := label["pattern"].(string)
 	return node{"anyOf": []any{
 		node{"type": "string", "pattern": "^$|" + text},

@@ -66,7 +66,9 @@ func TestEachMatchingNodeHasAPod(t *testing.T) {
 		"a node joins":           {3, func(s *reconcile.Snapshot) { join(s, "new") }, []string{"main.3"}, []string{"new"}, nil, 4, ""},
 		"the lowest free index": {
 			3, func(s *reconcile.Snapshot) { join(s, "new"); s.Pods = slices.Delete(s.Pods, 1, 2); relabel(s, "n1") },
-			[]string{"main.1"}, []string{"new"}, nil, 3, "",
+			[]string{"main.1"},
+			[]string{"new"},
+			nil, 3, "",
 		},
 		"one that does not match joins": {3, func(s *reconcile.Snapshot) { join(s, "new"); relabel(s, "new") }, nil, nil, nil, 3, ""},
 		"one that is not alive":         {3, func(s *reconcile.Snapshot) { join(s, "new").Alive = false }, nil, nil, nil, 3, ""},
@@ -87,7 +89,9 @@ func TestEachMatchingNodeHasAPod(t *testing.T) {
 		"others are not available":      {3, func(s *reconcile.Snapshot) { sick(s, 0, 2); drain(s, "n1") }, nil, nil, nil, 2, "main.1 must leave n1"},
 		"the minimum says no": {
 			4, func(s *reconcile.Snapshot) { s.RC.MinAvailable = count(2); sick(s, 3); drain(s, "n0"); drain(s, "n1") },
-			nil, nil, []string{"main.0"}, 2, "main.1 must leave n1",
+			nil, nil,
+			[]string{"main.0"},
+			2, "main.1 must leave n1",
 		},
 		"no node matches":    {2, func(s *reconcile.Snapshot) { s.RC.NodeSelector = "pool=c" }, nil, nil, nil, 0, "no node matches"},
 		"and that is meant":  {2, func(s *reconcile.Snapshot) { s.RC.NodeSelector, s.RC.AllowMassStop = "pool=c", 7 }, nil, nil, []string{"main.0", "main.1"}, 0, ""},
@@ -112,7 +116,9 @@ func TestEachMatchingNodeHasAPod(t *testing.T) {
 		"two pods on a node":  {2, func(s *reconcile.Snapshot) { s.Pods = append(s.Pods, running(5, "n0", 5, 0)) }, nil, nil, []string{"main.5"}, 2, ""},
 		"another role": {
 			2, func(s *reconcile.Snapshot) { s.Pods[0].Role, s.Pods[0].Identity.Role = "side", "side" },
-			nil, nil, []string{"side.0"}, 2, "",
+			nil, nil,
+			[]string{"side.0"},
+			2, "",
 		},
 		"a stop is not confirmed": {2, func(s *reconcile.Snapshot) { s.Pods[0].RunState, s.Pods[0].StoppingSince = pod.Stopped, &s.Now }, nil, nil, nil, 2, ""},
 		"a copy is left on it": {2, func(s *reconcile.Snapshot) {
