@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -93,6 +94,26 @@ func TestAPodOnEachNode(t *testing.T) {
 	}
 	c.apply("agent", testManifest("agent", 8081), func(r *rc.RC) { r.AllowMassStop = r.Generation })
 	c.converged("agent", 0)
+}
+
+// A pod stays where an operator's label asked for it and the record with the label cannot be read any more (P4).
+func TestAPodStaysWhereLabelsCannotBeRead(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n0", nil, nil)
+	c.node("n1", map[string]string{"pool": "a"}, nil)
+	c.relabel("n0", "pool", "a")
+	c.farm("f1")
+	c.apply("agent", testManifest("agent", 8080), onEach("a"))
+	c.converged("agent", 2)
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().NodeOps.Key("n0"), []byte("{"))}); err != nil {
+		t.Fatal(err)
+	}
+	c.node("n2", map[string]string{"pool": "a"}, nil)
+	c.converged("agent", 3)
+	if on := c.where("agent"); len(on) != 3 {
+		t.Errorf("the pods are on %v", on)
+	}
 }
 
 // A node that has no room for its pod is named with the reason, and gets it when there is.

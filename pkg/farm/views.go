@@ -2,8 +2,10 @@ package farm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"reflect"
 	"time"
 
@@ -39,12 +41,18 @@ func (w *cache) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node
 	return nil
 }
 
+// opsSeen takes what operators say of nodes. What cannot be read any more stays as it was read last: without its labels pods would leave (P4).
 func (w *cache) opsSeen(_ context.Context, s store.Seen[node.Ops]) error {
 	w.emit(unreadableFound{"nodeops", s.Corrupt})
-	for _, err := range s.Corrupt {
-		w.log.WithError(err).Error("an operator's record of a node is left out")
-	}
 	ops := make(map[string]node.Ops, len(s.Recs))
+	for _, err := range s.Corrupt {
+		w.log.WithError(err).Error("an operator's record of a node cannot be read; what it said last, if it was read, stays in force")
+		if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
+			if last, ok := w.ops[path.Base(corrupt.Key)]; ok {
+				ops[last.Name] = last
+			}
+		}
+	}
 	for _, rec := range s.Recs {
 		ops[rec.Value.Name] = rec.Value
 	}
