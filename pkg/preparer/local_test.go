@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -38,11 +39,16 @@ func (a *agent) ask(t *testing.T, r scale.Request) error {
 	return err
 }
 
+// must asks again while the node says that it cannot say yet, as clients do.
 func (a *agent) must(t *testing.T, r scale.Request) {
 	t.Helper()
-	if err := a.ask(t, r); err != nil {
-		t.Fatal(err)
-	}
+	consultest.Eventually(t, patience, func() error {
+		err := a.ask(t, r)
+		if err != nil && !errors.Is(err, scale.ErrUnavailable) {
+			t.Fatal(err)
+		}
+		return err
+	})
 }
 
 func (b *bench) specOf(m manifest.Manifest) scale.Spec {
@@ -428,9 +434,12 @@ func runCrash(t *testing.T, b *bench, step string, happened bool) {
 		return
 	}
 	b.awaitClaims()
-	if err := a.ask(t, scale.New("web", 1)); !errors.Is(err, scale.ErrUnknownService) {
-		t.Errorf("what did not happen: %v", err)
-	}
+	b.eventually(func() error { // it may not have read all of its disk yet, and says so
+		if err := a.ask(t, scale.New("web", 1)); !errors.Is(err, scale.ErrUnknownService) {
+			return fmt.Errorf("what did not happen: %w", err)
+		}
+		return nil
+	})
 }
 
 // slowLock takes the node's lock when it is told to.

@@ -69,7 +69,7 @@ func badDocuments() []badDocument {
 		{name: "name with a slash", spoil: spoil{"name: web", "name: web/../x"}, wants: []string{"name:", `"web/../x"`, "lower-case"}},
 		{name: "bad selector", spoil: spoil{"rack in (a,b)", "rack in a,b"}, wants: []string{"node_selector:", `"rack in a,b"`, "a Kubernetes label selector"}},
 		{name: "spread over no key", spoil: spoil{"replicas: 3", "replicas: 3\nspread: rack a"}, wants: []string{"spread:", `"rack a"`, "the key of a node label", "such as rack"}},
-		{name: "spread over a list", spoil: spoil{"replicas: 3", "replicas: 3\nspread: [rack, zone]"}, wants: []string{"spread:", "a list", "a string"}},
+		{name: "spread over a list", spoil: spoil{"replicas: 3", "replicas: 3\nspread: [rack, zone]"}, wants: []string{"spread:", "a list", "the key of a node label, or a map"}},
 		{name: "label key", spoil: spoil{"{team: shop}", "{te am: shop}"}, wants: []string{"labels.te am:", `"te am=shop"`, "Kubernetes' syntax"}},
 		{name: "label value", spoil: spoil{"{team: shop}", "{team: a/b}"}, wants: []string{"labels.team:", `"team=a/b"`, "Kubernetes' syntax"}},
 		{name: "reserved label", spoil: spoil{"labels: {team: shop}", "pod_labels: {replication_controller_id: x}"}, wants: []string{"pod_labels.replication_controller_id:", `"x"`, "rcfarm sets this one"}},
