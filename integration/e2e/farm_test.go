@@ -265,18 +265,7 @@ func corruptNode(e *env) {
 	raised := e.alerts("raised", key)
 	e.stop(preparers[where].current().cmd.Process.Pid)
 	spoil()
-	e.within(limit, func() error {
-		incidents, err := e.store.ReadIncidents(e.t.Context())
-		if err != nil {
-			return err
-		}
-		for _, in := range incidents.Value.Records[key] {
-			if in.AlertedAt != nil && in.ResolvedAt == nil {
-				return nil
-			}
-		}
-		return fmt.Errorf("no alert about %s: %+v", key, incidents.Value)
-	})
+	e.noted(key)
 	e.applied(e.hello(3, nil)) // for which there is a node left
 	there := e.hello(1, nil)
 	there.Name, there.Port, there.Selector = "there", 8081, "rack="+rack
