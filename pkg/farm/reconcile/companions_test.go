@@ -233,6 +233,42 @@ func TestWithinTheBoundPodsAreReplaced(t *testing.T) {
 	}
 }
 
+// A pod that was moved off a lost node may go back there in the same plan, and its copy that then stops takes room: no lost pod takes it
+// first. On a lost machine its former copy takes none.
+func TestRoomIsKeptForPodsThatReturn(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(v *node.View, g *pod.Ghost)
+		most   int
+		want   []string
+	}{
+		"the node lives":              {func(*node.View, *pod.Ghost) {}, 6, nil},
+		"it lives, and there is room": {func(*node.View, *pod.Ghost) {}, 7, []string{"main.0"}},
+		"its preparer is away":        {func(v *node.View, _ *pod.Ghost) { v.Alive = false }, 6, nil},
+		"its machine is lost":         {func(v *node.View, _ *pod.Ghost) { v.Alive, v.MachineLost = false, true }, 6, []string{"main.0"}},
+		"it was told to stop":         {func(_ *node.View, g *pod.Ghost) { g.Revision = 6 }, 6, []string{"main.0"}},
+	} {
+		s := row(4, 4)
+		besides(s, 2, 0, c.most)
+		for i := range s.Companions[0].Pods {
+			s.Companions[0].Pods[i].Node, s.Companions[0].Pods[i].Reality.Node = "n3", "n3"
+		}
+		former := *s.Nodes["n3"]
+		former.Name = "former"
+		s.Nodes["former"] = &former
+		lose(s, time.Hour, 0)
+		p := &s.Pods[1]
+		g := pod.Ghost{Node: "former", LeftBecauseLost: true, Since: s.Now.Add(-time.Minute)}
+		c.change(&former, &g)
+		p.Placement.Ghosts, p.Reality.Available, p.ChangedAt = []pod.Ghost{g}, false, s.Now
+		p.Ghosts = map[string]*pod.Reality{"former": {Identity: p.Identity, Node: "former", State: pod.StateRunning, Available: true, Digest: p.Digest, Revision: 4}}
+		plan := reconcile.Compute(s)
+		if got := added(&plan); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v are replaced, want %v: %+v", name, got, c.want, plan.Changes)
+		}
+	}
+}
+
 // leaveBehind gives a pod a former copy on n3 that has confirmed the stop.
 func leaveBehind(p *reconcile.Pod, revision int64) {
 	p.Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: revision}}

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
@@ -138,6 +139,9 @@ func (c *room) takeRoom(p *Pod) bool {
 		room := c.most() - c.found()
 		for p := range c.s.all() {
 			room -= copies(c.s, p)
+			if c.mayReturn(p) {
+				room--
+			}
 			if !c.s.bounded() && asGoodAsLost(c.s, p) {
 				room++
 			}
@@ -159,6 +163,14 @@ func (c *room) takeRoom(p *Pod) bool {
 		c.replaced++
 	}
 	return true
+}
+
+// mayReturn reports whether a pod may go back to a node that it was moved off as lost. The copy there does not count (see copies) until the
+// plan gives the pod back to it, be it after others have taken room; on a lost machine it does not even then.
+func (c *room) mayReturn(p *Pod) bool {
+	return !c.changed[p.Identity] && slices.ContainsFunc(p.Placement.Ghosts, func(g pod.Ghost) bool {
+		return g.Revision == 0 && g.LeftBecauseLost && !c.s.machineLost(g.Node)
+	})
 }
 
 // asGoodAsLost reports whether the pod's node lacks a preparer for so long that the pod may be replaced, though the machine is
