@@ -136,27 +136,56 @@ func leaderLoss(e *env) {
 	}
 }
 
-// janitorDuties: the leader removes the records of a machine that is gone, once nothing has to do with it, and tells of an intent that belongs to
-// no controller. The machine comes back as if it were new.
-func janitorDuties(e *env) {
-	e.startConsul("")
-	agents, preparers := e.machines(3)
+// untold waits until a node is not told of a pod any more, and reports nothing of it.
+func (e *env) untold(node string, id pod.Identity) {
+	e.t.Helper()
+	k := e.store.Keys()
+	e.within(limit, func() error {
+		for _, key := range []string{k.Intents.Key(node, id.String()), k.Realities.Key(node, id.String()), k.Pods.Key(id.String())} {
+			if _, err := e.client.Get(e.t.Context(), key, consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
+				return fmt.Errorf("%s is still there: %w", key, err)
+			}
+		}
+		return nil
+	})
+}
+
+// tells has a node told of a pod that nothing else tells of.
+func (e *env) tells(node string) pod.Identity {
+	e.t.Helper()
 	id := pod.Identity{RCID: store.NewID(), Role: "main"}
 	intent, err := json.Marshal(pod.Intent{Identity: id, PodID: "lost", Digest: strings.Repeat("0", 64), State: pod.Running, Revision: 1})
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	key := e.store.Keys().Intents.Key("n2", id.String())
-	if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.Set(key, intent)}); err != nil {
+	if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.Set(e.store.Keys().Intents.Key(node, id.String()), intent)}); err != nil {
 		e.t.Fatal(err)
 	}
-	e.farm("f1", "", "--forget-node-after", "10s")
-	e.farm("f2", "", "--forget-node-after", "10s")
+	return id
+}
+
+// janitorDuties: the leader removes the records of a machine that is gone, once nothing has to do with it, and tells of an intent that belongs to
+// no controller, which an operator has swept; of another one the leader asks for the end by itself. The machine comes back as if it were new.
+func janitorDuties(e *env) {
+	e.startConsul("")
+	agents, preparers := e.machines(3)
+	id := e.tells("n2")
+	for _, farm := range []string{"f1", "f2"} {
+		e.farm(farm, "", "--forget-node-after", "10s", "--sweep-orphans-after", "10s")
+	}
 	h := e.hello(1, nil)
 	h.Selector = "rack=a" // of n1
 	e.applied(h)
 	processes := e.processes()
 	e.noted("orphaned/" + id.RCID)
+	stop := "stop lost-main-0 (rc " + id.RCID
+	if out := e.rcctl("", "node", "sweep", "n2", "--dry-run"); !strings.Contains(out, "would ask to "+stop) {
+		e.t.Errorf("rcctl says\n%s", out) // the leader leaves it: as many controllers are gone as are there
+	}
+	if out := e.rcctl("", "node", "sweep", "n2"); !strings.Contains(out, "asked to "+stop) {
+		e.t.Errorf("rcctl says\n%s", out)
+	}
+	e.untold("n2", id)
 
 	e.powerOff(3, agents[3], preparers[3])
 	nodeKey := e.store.Keys().Nodes.Key("n3")
@@ -179,5 +208,10 @@ func janitorDuties(e *env) {
 	h = e.hello(1, nil)
 	h.Name, h.Port, h.Selector = "back", 8081, "rack=c" // of n3
 	e.applied(h)
+	id = e.tells("n2")
+	e.untold("n2", id)
+	if out := e.rcctl("", "audit", "--node", "n2"); !strings.Contains(out, "neither a controller nor a placement has told of it for 10s") {
+		e.t.Errorf("the audit trail says\n%s", out)
+	}
 	e.keptProcesses(processes, "while a machine was gone")
 }

@@ -40,14 +40,17 @@ type FarmConfig struct {
 	Uncoordinated bool
 	// ForgetNodeAfter is for how long a node's machine must have been gone before the leader removes its records; zero: it never does.
 	ForgetNodeAfter time.Duration
-	MetricsLabel    string // of controllers, by whose values the leader counts replicas; empty: all together
+	// SweepOrphansAfter is for how long a controller must have been gone before the leader asks for the end of what nodes are told of it; zero: it
+	// never does.
+	SweepOrphansAfter time.Duration
+	MetricsLabel      string // of controllers, by whose values the leader counts replicas; empty: all together
 	// Scheduler is asked for nodes in place of the built-in one; nil: the one that SchedulerAt leads to, if that has a URL. Only one of the
 	// two may be set. docs/examples/farm is a program that sets it.
 	Scheduler   scheduler.Scheduler
 	SchedulerAt remote.Config
 }
 
-// minForgetAfter is for how long at least a node is gone before it is forgotten.
+// minForgetAfter is for how long at least a node or a controller is gone before the leader acts.
 const minForgetAfter = 10 * time.Second
 
 // Validate reports every mistake.
@@ -62,9 +65,13 @@ func (c *FarmConfig) Validate() error {
 	default:
 		errs.Add("session", c.Session, fmt.Sprintf("%s (the local agent vouches for the farm) or %s (no local agent is needed; loss is seen after 10 to 20 s)", consul.ByCheck, consul.ByTTL))
 	}
-	if after := c.ForgetNodeAfter; after != 0 && after < minForgetAfter {
-		errs.Add("forget-node-after", after.String(), "0 (never) or a length of time from 10s on")
+	late := func(flag string, after time.Duration) {
+		if after != 0 && after < minForgetAfter {
+			errs.Add(flag, after.String(), "0 (never) or a length of time from 10s on")
+		}
 	}
+	late("forget-node-after", c.ForgetNodeAfter)
+	late("sweep-orphans-after", c.SweepOrphansAfter)
 	if label := c.MetricsLabel; label != "" && len(validation.IsQualifiedName(label)) > 0 {
 		errs.Add("metrics-label", label, `the key of a label, such as "team" or "example.com/team"`)
 	}
@@ -190,6 +197,9 @@ func (f *Farm) own(ctx context.Context) error {
 				janitor.New(janitor.Config{Records: leader, Log: f.log}).Run,
 				janitor.NewForgetter(janitor.ForgetConfig{
 					Farm: f.cfg.ID, Graves: leader, Nodes: worker.Nodes, Ready: worker.Ready, After: f.cfg.ForgetNodeAfter, Log: f.log, Metrics: f.cleaned,
+				}).Run,
+				janitor.NewSweeper(janitor.SweepConfig{
+					Farm: f.cfg.ID, Strays: leader, Synced: worker.Synced, After: f.cfg.SweepOrphansAfter, Log: f.log,
 				}).Run)
 		})
 	})

@@ -163,7 +163,7 @@ func lasting(before, now map[string]store.Orphaned) map[string]store.Orphaned {
 	return both
 }
 
-const orphanedText = "the controller %s has neither a record nor placements, but %s and %s, on %s; they are left as they are: write the record back, or remove the intents and stop what then runs without one with rcctl node sweep NODE"
+const orphanedText = "the controller %s has neither a record nor placements, but %s and %s, on %s; they are left as they are: write the record back, or have them stopped and removed with rcctl node sweep NODE"
 
 // orphanedTexts says what was found, by key, of the first few controllers.
 func orphanedTexts(found map[string]store.Orphaned) map[string]string {

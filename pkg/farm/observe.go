@@ -38,6 +38,12 @@ func (f *Farm) Nodes() (nodes map[string]*node.View, synced bool) {
 	return nodes, f.kit.nodeSync.synced(f.cache.now().schema.Value.Epoch)
 }
 
+// Synced reports whether the farm has seen all nodes, and every one that lives has said what it runs in this world.
+func (f *Farm) Synced() bool {
+	_, synced := f.Nodes()
+	return synced && f.Ready() == nil
+}
+
 // WentBack has the whole cluster start over after somebody beside the farm, under the same session, has seen the store go back in
 // time. It returns why the farm must, too.
 func (f *Farm) WentBack(ctx context.Context) error { return f.cache.wentBack(ctx) }

@@ -165,9 +165,33 @@ func (ps *reader) addRequests(ctx context.Context, s *reconcile.Snapshot, reques
 		s.Orphans = slices.DeleteFunc(slices.Clone(s.Orphans), func(o reconcile.Orphan) bool {
 			return !swept[store.At{Node: o.Node, Identity: o.Identity}] && !placed[o.Identity]
 		})
-		s.Orphans, err = ps.stillThere(ctx, s.Orphans)
+		if s.Orphans, err = ps.stillThere(ctx, s.Orphans); err == nil {
+			s.Leftovers, err = ps.leftoversOf(ctx, slices.Collect(maps.Keys(swept)))
+		}
 	}
 	return err
+}
+
+// leftoversOf reads what nodes were told about some copies, as of now: what was stopped and confirmed meanwhile is told no more.
+func (ps *reader) leftoversOf(ctx context.Context, swept []store.At) ([]reconcile.Leftover, error) {
+	d, err := ps.kit.reads.ReadDetails(ctx, store.Wanted{Intents: swept, Realities: swept}, true)
+	if err != nil {
+		return nil, err
+	}
+	var left []reconcile.Leftover
+	for _, at := range swept {
+		in, told := d.Intents[at]
+		if !told {
+			continue
+		}
+		l := reconcile.Leftover{Node: at.Node, Intent: in}
+		l.Intent.Identity = at.Identity
+		if r, reported := d.Realities[at]; reported {
+			l.Reality = &r
+		}
+		left = append(left, l)
+	}
+	return left, nil
 }
 
 // aboutRequests is what is read because operators ask for something.

@@ -134,6 +134,10 @@ func TestPlanSweep(t *testing.T) {
 	if got := planSweep(in).strays; len(got) != 2 || got[0].Identity != id("lost", 0) || got[1].Identity != id("lost", 1) {
 		t.Errorf("strays %+v", got)
 	}
+	in.told = []pod.Intent{{Identity: id("a", 0)}, {Identity: id("lost", 1)}, {Identity: id("gone", 9)}, {Identity: own}, {Identity: id("told", 0)}}
+	if got := planSweep(in); len(got.told) != 2 || got.told[0].Identity != id("gone", 9) || got.told[1].Identity != id("told", 0) || got.leaked["gone"] != nil {
+		t.Errorf("told %+v, leaked %v", got.told, got.leaked)
+	}
 	in.leftOut = 1 // what is not listed may be what a claim is held for
 	if got := planSweep(in); len(got.leaked)+len(got.unexplained) != 0 {
 		t.Errorf("%+v", got)

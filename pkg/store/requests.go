@@ -143,6 +143,21 @@ func (s *db) removeNodeOps(r NodeRemoval) []consul.Op {
 	return ops
 }
 
+// ReportsPerTxn bounds how many reports RemoveReports removes: each takes four operations.
+const ReportsPerTxn = 25
+
+// RemoveReports removes what a node reports of pods of which nothing else tells: neither a controller, a placement nor an intent, then as now. A node that has such a pod
+// after all reports it again. It returns ErrConflict, and nothing is removed, where one of them is not as it was read.
+func (s *Operator) RemoveReports(ctx context.Context, nodeName string, reports []Rec[pod.Reality], a Audit) error {
+	var ops []consul.Op
+	for _, r := range reports {
+		id := r.Value.Identity
+		ops = append(ops, consul.CheckMissing(s.keys.RCs.Key(id.RCID)), consul.CheckMissing(s.keys.Pods.Key(id.String())),
+			consul.CheckMissing(s.keys.Intents.Key(nodeName, id.String())), consul.DeleteCAS(s.keys.Realities.Key(nodeName, id.String()), r.Index))
+	}
+	return s.commitDefinitely(ctx, "node "+nodeName, a, ops...)
+}
+
 // AgentGone reports whether a machine's Consul agent has failed or left, or is not known.
 func (s *Agents) AgentGone(ctx context.Context, consulNode string) (bool, error) {
 	return s.c.Catalog.AgentGone(ctx, consulNode)

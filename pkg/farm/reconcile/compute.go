@@ -23,9 +23,10 @@ func Compute(s *Snapshot) Plan {
 	left.forget()
 	left.confirmStops()
 	adoption{d}.adopt()
+	waitsToStop := leftovers{d}.stop()
 	repairs{d}.repair()
 	lost.markLost()
-	waits := d.answer(d.release())
+	waits := d.answer(d.release()) || waitsToStop
 	switch {
 	case s.RC.DeletedAt != nil:
 		d.stopAll()

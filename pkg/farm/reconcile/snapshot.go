@@ -28,6 +28,8 @@ type Snapshot struct {
 	Breaker  string                // why nothing may be stopped (mass-stop breaker); empty when it may
 	Requests []Request             // what operators ask of the owner
 	Leaks    []Leak                // reservations of this controller, on nodes that somebody asks to be looked at
+	// Leftovers are those of a controller without a record whose end somebody asks for.
+	Leftovers []Leftover
 	// Stopped are the highest revisions at which nodes are known to have stopped replicas that have no placement. A clock that
 	// was ahead leaves ones that are above the present time, and nodes refuse what is not higher (R3).
 	Stopped  map[pod.Identity]int64

@@ -1,0 +1,78 @@
+package farm_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// runsOnly waits until nodes run so many pods of web and are told of as many.
+func (c *cluster) runsOnly(n int) {
+	c.t.Helper()
+	consultest.Eventually(c.t, soon, func() error {
+		told, err := c.client.Keys(c.t.Context(), c.store.Keys().Intents.Key())
+		if err != nil {
+			return err
+		}
+		pods := 0
+		for _, key := range told {
+			if key[len(key)-1] != '/' { // a marker
+				pods++
+			}
+		}
+		if on := c.running("web"); len(on) != n || pods != n {
+			return fmt.Errorf("running: %v, told: %v", on, told)
+		}
+		return nil
+	})
+}
+
+// Pods of which nothing is left but what their nodes were told run on. A sweep stops those that it names, and leaves nothing of them.
+func TestASweepStopsWhatOnlyNodesWereToldOf(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.stray(nil)
+	k := c.store.Keys()
+	record, err := c.client.Get(t.Context(), k.Names.Key("web"), consul.Consistent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.DeleteTree(k.Pods.Below("web")), consul.Delete(record.Key)}); err != nil {
+		t.Fatal(err)
+	}
+	c.farm("f1")
+	c.apply("other", testManifest("other", 8081), replicas(0))
+	consultest.Eventually(t, soon, func() error {
+		_, err := c.store.Statuses.Get(t.Context(), store.Consistent, "other")
+		return err
+	})
+	c.runsOnly(3)
+	on := c.running("web")
+	sweep := func(index int) {
+		id := pod.Identity{RCID: "web", Role: "main", Index: index}
+		c.ask("web", store.SweepOrphan, on[id][0], id)
+	}
+	sweep(1)
+	c.runsOnly(2)
+	c.nothingLeft("web")
+	if left := c.running("web"); left[pod.Identity{RCID: "web", Role: "main", Index: 1}] != nil {
+		t.Errorf("running: %v", left)
+	}
+	sweep(0)
+	sweep(2)
+	c.runsOnly(0)
+	c.nothingLeft("web")
+	found, _, err := c.store.ReservationsOf(t.Context(), []string{"n0", "n1", "n2"})
+	for name, rec := range found {
+		if len(rec.Value.Claims) != 0 {
+			t.Errorf("%s holds %v", name, rec.Value.Claims)
+		}
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
