@@ -9,6 +9,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -67,6 +68,9 @@ func (v *RolloutView) bars(all bool, columns int) []string {
 		case stage == v.Stage:
 			if v.up != nil {
 				done, of = v.up.Available, max(1, v.up.Target)
+				if v.up.Upgraded != nil {
+					done = *v.up.Upgraded
+				}
 			}
 		}
 		line := fmt.Sprintf("stage %d of %d  %s", stage, v.Stages, bar(done, of, width))
@@ -149,7 +153,9 @@ type RevisionView struct {
 	Target    int               `json:"target"` // of this stage
 	Desired   int               `json:"desired"`
 	Available int               `json:"available"`
-	Pods      map[string]int    `json:"pods"` // by state
+	Upgraded  *int              `json:"upgraded,omitempty"` // in place: pods that run what their role changes to, and are available
+	Changing  int               `json:"changing,omitempty"` // in place: pods of the roles that change
+	Pods      map[string]int    `json:"pods"`               // by state
 }
 
 // Line sums a revision up.
@@ -158,6 +164,9 @@ func (r *RevisionView) Line() string {
 	text := fmt.Sprintf("%s (%s): %d of %d available", r.Name, r.Direction, r.Available, r.Desired)
 	if len(states) > 0 {
 		text += "; " + strings.Join(states, ", ")
+	}
+	if r.Upgraded != nil {
+		text += fmt.Sprintf("; %d of %d that change are upgraded and available", *r.Upgraded, r.Changing)
 	}
 	return text
 }
@@ -203,13 +212,24 @@ func NewRolloutView(r *rollout.Record) *RolloutView {
 	return v
 }
 
-// Count takes what is known of a revision's pods in place of what was known of them before.
-func (r *RevisionView) Count(placements []pod.Placement, realities map[store.At]pod.Reality) {
-	r.Pods, r.Available = map[string]int{}, 0
+// Count takes what is known of a revision's controller and pods in place of what was known of them before.
+func (r *RevisionView) Count(ctrl *rc.RC, placements []pod.Placement, realities map[store.At]pod.Reality) {
+	r.Desired, r.Pods, r.Available, r.Upgraded, r.Changing = ctrl.Desired(), map[string]int{}, 0, nil, 0
+	upgraded := 0
+	if ctrl.InPlace != nil {
+		r.Upgraded = &upgraded
+	}
 	for _, p := range JoinPods(placements, slices.Collect(maps.Values(realities)), nil) {
 		r.Pods[p.State]++
 		if p.Available {
 			r.Available++
+		}
+		if ctrl.InPlace == nil || p.Kind != Placed || p.RunState != pod.Running || !ctrl.InPlace.Counts(p.Role) {
+			continue
+		}
+		r.Changing++
+		if p.Available && p.Digest == ctrl.ManifestOf(p.Role) {
+			upgraded++
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"testing"
@@ -23,8 +24,7 @@ func aRollout() *RolloutView {
 		Failures:  []rollout.Failure{{RC: "b", PodFailure: rc.PodFailure{Pod: "main.0", Node: "n1", Reason: "exit status 3"}}},
 	})
 	id := func(i int) pod.Identity { return pod.Identity{RCID: "b", Role: "main", Index: i} }
-	v.Revisions[1].Desired = 2
-	v.Revisions[1].Count([]pod.Placement{
+	v.Revisions[1].Count(&rc.RC{ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &two}}}, []pod.Placement{
 		{Identity: id(0), Node: "n1", Digest: "d", RunState: pod.Running}, {Identity: id(1), Node: "n2", Digest: "d", RunState: pod.Running},
 	}, map[store.At]pod.Reality{
 		{Identity: id(0), Node: "n1"}: {Identity: id(0), Node: "n1", Digest: "d", State: pod.StateReady, Available: true},
@@ -64,6 +64,34 @@ func TestRolloutView(t *testing.T) {
 	v.Stages, v.Stage = 40, 17 // a bar for the stage that it is at
 	if got := v.Lines(time.Unix(60, 0), 0, 0); !strings.HasPrefix(got[1], "stage 17 of 40") || !strings.HasPrefix(got[2], "  web-r1") {
 		t.Errorf("%q", got)
+	}
+}
+
+// The bar and the line of an upgrade in place count the pods that change, and run what they change to.
+func TestRolloutViewOfOneGroup(t *testing.T) {
+	t.Parallel()
+	v, three := aRollout(), 3
+	up := &v.Revisions[1]
+	up.Target = 2
+	var placed []pod.Placement
+	says := map[store.At]pod.Reality{}
+	for i, p := range []pod.Placement{
+		{Identity: pod.Identity{Role: "main"}, Digest: "d"}, {Identity: pod.Identity{Role: "read"}, Digest: "new"},
+		{Identity: pod.Identity{Role: "read", Index: 1}, Digest: "old"}, {Identity: pod.Identity{Role: "read", Index: 2}, Digest: "new", RunState: pod.Stopped},
+	} {
+		p.RCID, p.Node, p.RunState = "b", "n1", cmp.Or(p.RunState, pod.Running)
+		placed = append(placed, p)
+		says[store.At{Identity: p.Identity, Node: "n1"}] = pod.Reality{Identity: p.Identity, Node: "n1", Digest: p.Digest, State: pod.StateReady, Available: i < 3}
+	}
+	up.Count(&rc.RC{
+		ManifestDigest: "d", GroupManifests: map[string]string{"read": "new"}, InPlace: &rc.InPlace{From: "d", FromGroups: map[string]string{"read": "old"}, Roles: []string{"read"}, Limit: 2},
+		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &three}, {Role: "read", Count: &three}},
+	}, placed, says)
+	if line := up.Line(); !strings.HasPrefix(line, "web-r2 (up): 3 of 6 available; ") || !strings.HasSuffix(line, "; 1 of 2 that change are upgraded and available") {
+		t.Error(line)
+	}
+	if bar := v.Lines(time.Unix(60, 0), 34, 0)[2]; bar != "stage 2 of 3  [#####.....]  moving" {
+		t.Error(bar)
 	}
 }
 

@@ -55,6 +55,16 @@ func (r *RC) ManifestOf(role string) string { return r.Digests().Of(role) }
 // Former returns the digests that pods beyond the limit get again.
 func (p *InPlace) Former() Digests { return Digests{Base: p.From, Groups: p.FromGroups} }
 
+// Counts reports whether the limit counts the pods of a role.
+func (p *InPlace) Counts(role string) bool {
+	return len(p.Roles) == 0 || slices.Contains(p.Roles, role)
+}
+
+// Counted returns how many replicas groups have of the roles that the limit counts.
+func (p *InPlace) Counted(groups []ReplicaGroup) int {
+	return Total(slices.DeleteFunc(slices.Clone(groups), func(g ReplicaGroup) bool { return !p.Counts(g.Role) }))
+}
+
 // CountOf returns how many replicas of a role there shall be.
 func (r *RC) CountOf(role string) int {
 	g := field.Find(r.ReplicaGroups, func(g *ReplicaGroup) bool { return g.Role == role && g.Count != nil })

@@ -81,11 +81,12 @@ type Service struct {
 	Standby bool `json:"standby,omitempty"`
 }
 
-// InPlace limits an upgrade in place: at most Limit pods run the manifest that their role has, the others what they have. Pods beyond
-// the limit get the former one again, unless there is none or it is the same.
+// InPlace limits an upgrade in place: of the roles that it counts at most Limit pods run the manifest that their role has, the others what
+// they have. Pods beyond the limit get the former one again, unless there is none or it is the same. Pods of other roles have no limit.
 type InPlace struct {
 	From       string            `json:"from,omitempty"`                                  // digest of the controller's former manifest
 	FromGroups map[string]string `json:"from_groups,omitempty" feature:"group-manifests"` // those of groups that had another, by role
+	Roles      []string          `json:"roles,omitempty" feature:"group-manifests"`       // those that the limit counts, for their manifest changes; none: all
 	Limit      int               `json:"limit"`
 }
 

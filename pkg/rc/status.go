@@ -31,7 +31,7 @@ type Status struct {
 	Ghosts             int          `json:"ghosts,omitempty"`              // copies elsewhere that have to stop and have not confirmed it, those on lost machines left out
 	StoppingLost       int          `json:"stopping_lost,omitempty"`       // of Stopping, those on lost machines
 	UnmanagedAvailable int          `json:"unmanaged_available,omitempty"` // of Available, those on nodes whose preparer is away
-	Updated            int          `json:"updated,omitempty"`             // of Placed, those that are meant to run the record's manifest
+	Updated            int          `json:"updated,omitempty"`             // of Placed, those that are meant to run the record's manifest, of roles that the limit of an upgrade in place counts
 	UpdatedAvailable   int          `json:"updated_available,omitempty"`   // of Updated, those that are available, on nodes with a preparer
 	StandingBy         int          `json:"standing_by,omitempty"`         // of Placed, those that their nodes have registered as standing by
 	Failing            []PodFailure `json:"failing,omitempty"`             // pods that run the record's manifest and fail, hopeless ones first; at most MaxFailing

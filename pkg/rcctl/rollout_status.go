@@ -90,12 +90,11 @@ func revisionPods(ctx context.Context, s *conn, v *inspect.RolloutView, r *inspe
 	if err != nil {
 		return err
 	}
-	r.Desired = rec.Value.Desired()
 	placements, realities, _, err := s.podsOf(ctx, r.RC)
 	if err != nil {
 		return err
 	}
-	r.Count(placements, realities)
+	r.Count(&rec.Value, placements, realities)
 	if r.Direction != rollout.Up {
 		return nil
 	}

@@ -233,10 +233,12 @@ func (w *Work) beginInPlace(s Start, running *Record) error {
 		before = field.Copy(*running.Before)
 	}
 	w.Record.Before = &before
-	from, limit := pastUpgrade(&was, s.New.Digests())
+	upgrade := begins(&was, &s.New)
+	upgrade.Limit = min(upgrade.Limit, upgrade.Counted(w.Record.Groups))
+	w.Record.Stages = forecast(InPlaceStrategy, upgrade.Counted(w.Record.Groups), w.Record.Update)
 	m := newMember(&w.Record.Revisions[0], s.Old[0], s.Epoch)
 	next := field.Copy(s.New)
-	next.Generation, next.InPlace = was.Generation, &rc.InPlace{From: from.Base, FromGroups: from.Groups, Limit: min(limit, w.Record.Total())}
+	next.Generation, next.InPlace = was.Generation, &upgrade
 	if next.MinAvailable == nil && (s.Knobs.MinAvailable != nil || s.Knobs.MaxUnavailable != nil) {
 		least := w.Record.Update.Min
 		next.MinAvailable = &least

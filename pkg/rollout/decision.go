@@ -3,6 +3,7 @@ package rollout
 import (
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -99,4 +100,16 @@ type Started struct {
 	RCs    []rc.RC  // the new controller with its first counts, and the others with mutator, companions and bounds
 	Delete []string // controllers that only the replaced rollout needed: they get the deletion mark
 	Audit  []string
+}
+
+// InPlace returns what limits the upgrade in place that was started, nil where there is none.
+func (s *Started) InPlace() *rc.InPlace {
+	up := s.Record.Upward()
+	if up == nil || s.Record.Strategy != InPlaceStrategy {
+		return nil
+	}
+	if r := field.Find(s.RCs, func(r *rc.RC) bool { return r.ID == up.RC }); r != nil {
+		return r.InPlace
+	}
+	return nil
 }

@@ -19,7 +19,8 @@ func (inPlace) Rollout() *Rollout { return &Rollout{[]RolloutStep{InPlaceStep{}}
 
 // Plan implements Strategy.
 func (inPlace) Plan(w *Work) bool {
-	m, n := w.Upward(), w.Record.Total()
+	m := w.Upward()
+	n := m.changing(w.Record.Groups)
 	target := n
 	if m.Ctrl.InPlace != nil {
 		target = min(n, m.Ctrl.InPlace.Limit+w.stageSize(nil))
@@ -35,7 +36,7 @@ func (inPlace) Plan(w *Work) bool {
 
 // Next implements Strategy.
 func (inPlace) Next(w *Work) Phase {
-	if m := w.Upward(); m.Target != nil && *m.Target >= w.Record.Total() {
+	if m := w.Upward(); m.Target != nil && *m.Target >= m.changing(w.Record.Groups) {
 		return Ending
 	}
 	return Moving
@@ -47,14 +48,14 @@ func (inPlace) Reverse(w *Work) bool {
 	if before == nil {
 		return false
 	}
-	limit := 0
+	var forth rc.InPlace
 	if m.Ctrl.InPlace != nil {
-		limit = m.Ctrl.InPlace.Limit
+		forth = *m.Ctrl.InPlace
 	}
 	was := field.Copy(*before)
 	was.ID, was.Name, was.Generation, was.ChangedBy = m.Ctrl.ID, m.Ctrl.Name, m.Ctrl.Generation, m.Ctrl.ChangedBy
 	was.Service, was.Mutator, was.DeletedAt = m.Ctrl.Service, m.Ctrl.Mutator, m.Ctrl.DeletedAt
-	was.InPlace = &rc.InPlace{Limit: max(0, was.Desired()-limit)}
+	was.InPlace = &rc.InPlace{Roles: forth.Roles, Limit: max(0, forth.Counted(was.ReplicaGroups)-forth.Limit)}
 	m.Ctrl, w.Record.Before = was, nil
 	w.Record.Groups, m.Manifest, m.Target = rc.Counts(was.ReplicaGroups), was.ManifestDigest, nil
 	return true
@@ -66,12 +67,20 @@ func (inPlace) Rescale(w *Work) {
 	m.Ctrl.ReplicaGroups = m.Ctrl.WithCounts(inOrder(m.Ctrl.ReplicaGroups, w.Record.Groups))
 	m.final(n)
 	if m.Target != nil {
-		less := m.atLeast(min(*m.Target, n))
+		less := m.atLeast(min(*m.Target, m.changing(w.Record.Groups)))
 		m.Target = &less
 	}
 	if b := w.Record.Before; b != nil && (b.EachNode() || !m.Ctrl.EachNode()) { // else it has a count that somebody asked for
 		b.ReplicaGroups = b.WithCounts(fit(b.ReplicaGroups, w.Record.Groups, n))
 	}
+}
+
+// changing returns how many replicas of groups the upgrade in place is about: those of the roles whose manifest changes.
+func (m *Member) changing(groups []rc.ReplicaGroup) int {
+	if m.Ctrl.InPlace == nil {
+		return total(groups)
+	}
+	return m.Ctrl.InPlace.Counted(groups)
 }
 
 // atLeast returns a target that takes no pod back because nodes went: what was upgraded on the others stays.
@@ -128,28 +137,42 @@ func (m *Member) ahead() bool {
 	return a.InPlace != nil && a.InPlace.Limit != b.InPlace.Limit
 }
 
-// pastUpgrade returns what a new upgrade in place begins with, from the controller as it is and the manifests that it gets. A rollout that was given up
-// has left pods of two manifests: those that run the new one already are not taken back, and what the others get is never the new one.
-func pastUpgrade(was *rc.RC, next rc.Digests) (from rc.Digests, limit int) {
-	from = was.Digests()
+// begins returns what a new upgrade in place begins with, from the controller as it is and what it becomes. A rollout that was given up has left
+// pods of two manifests: those that run the new one already are not taken back, and what the others get is never the new one.
+func begins(was, next *rc.RC) rc.InPlace {
+	from, to := was.Digests(), next.Digests()
 	p := was.InPlace
 	if p != nil && p.From != "" {
 		from = p.Former()
 	}
+	var out rc.InPlace
+	roles := changingRoles(was.ReplicaGroups, next.ReplicaGroups, from, to)
 	switch {
-	case p == nil && from.Equal(next):
-		return rc.Digests{}, was.Desired()
-	case p == nil:
-		return from, 0
-	case was.Digests().Equal(next):
-		limit = p.Limit
-	case p.Former().Equal(next):
-		limit = max(0, was.Desired()-p.Limit)
+	case p != nil && was.Digests().Equal(to):
+		out = rc.InPlace{Roles: p.Roles, Limit: p.Limit}
+	case p != nil && from.Equal(to):
+		return rc.InPlace{Roles: p.Roles, Limit: max(0, p.Counted(was.ReplicaGroups)-p.Limit)}
+	case len(roles) == 0:
+		return rc.InPlace{Limit: was.Desired()}
+	case len(roles) < len(next.ReplicaGroups):
+		out.Roles = roles
 	}
-	if from.Equal(next) {
-		from = rc.Digests{}
+	if !from.Equal(to) {
+		out.From, out.FromGroups = from.Base, from.Groups
 	}
-	return from, limit
+	return out
+}
+
+// changingRoles returns the roles whose pods get another manifest. A new role that has a manifest of its own has no former one: its pods begin with it.
+func changingRoles(was, next []rc.ReplicaGroup, from, to rc.Digests) []string {
+	var roles []string
+	for _, g := range next {
+		isNew := !slices.ContainsFunc(was, func(w rc.ReplicaGroup) bool { return w.Role == g.Role })
+		if from.Of(g.Role) != to.Of(g.Role) && (!isNew || to.Groups[g.Role] == "") {
+			roles = append(roles, g.Role)
+		}
+	}
+	return roles
 }
 
 // inOrder returns groups in the order in which a controller has them.

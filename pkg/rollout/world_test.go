@@ -236,9 +236,9 @@ func (w *world) grow(id string, most int, shared bool) {
 			if shared && w.living()+1 > w.most {
 				w.violated("the owner of %s adds a pod to %d, and there may be %d", id, w.living(), w.most)
 			}
-			p := &simPod{rc: id, role: g.Role, digest: r.ManifestDigest}
-			if r.InPlace != nil && w.updated(id) >= r.InPlace.Limit && r.InPlace.From != "" {
-				p.digest = r.InPlace.From
+			p := &simPod{rc: id, role: g.Role, digest: r.ManifestOf(g.Role)}
+			if limited(&r, g.Role) && w.updated(id) >= r.InPlace.Limit && r.InPlace.From != "" {
+				p.digest = r.InPlace.Former().Of(g.Role)
 			}
 			w.place(p, r)
 			w.pods = append(w.pods, p)
@@ -252,10 +252,14 @@ func (w *world) place(p *simPod, r rc.RC) {
 	p.standby, p.foundAt = p.leaves, 0
 }
 
+// limited reports whether the limit of an upgrade in place is about pods of a role.
+func limited(r *rc.RC, role string) bool { return r.InPlace != nil && r.InPlace.Counts(role) }
+
+// updated counts the pods, of roles that the limit is about where there is one, that run what their roles have now.
 func (w *world) updated(id string) int {
-	n := 0
+	n, r := 0, w.rcs[id]
 	for _, p := range w.podsOf(id) {
-		if !p.stopping && p.digest == w.rcs[id].ManifestDigest {
+		if !p.stopping && p.digest == r.ManifestOf(p.role) && (r.InPlace == nil || limited(&r, p.role)) {
 			n++
 		}
 	}
@@ -265,29 +269,25 @@ func (w *world) updated(id string) int {
 // upgrade changes pods in place, up to the limit, as the minimum allows.
 func (w *world) upgrade(id string, least int) {
 	r := w.rcs[id]
-	limit := len(w.pods)
-	if r.InPlace != nil {
-		limit = r.InPlace.Limit
-	}
-	for _, p := range w.podsOf(id) {
-		if p.stopping || p.lost || p.digest == r.ManifestDigest || w.updated(id) >= limit || p.foundAt == r.Generation {
-			continue
-		}
-		if p.available && w.serving()-1 < least {
-			continue
-		}
-		w.log("%s: a pod goes from %s to %s", id, p.digest, r.ManifestDigest)
-		p.digest = r.ManifestDigest
+	open := func(p *simPod) bool { return !limited(&r, p.role) || w.updated(id) < r.InPlace.Limit }
+	turn := func(p *simPod, digest string) {
+		w.log("%s: a pod goes from %s to %s", id, p.digest, digest)
+		p.digest = digest
 		w.place(p, r)
 	}
-	if r.InPlace == nil || r.InPlace.From == "" || r.InPlace.From == r.ManifestDigest {
+	for _, p := range w.podsOf(id) {
+		if p.stopping || p.lost || p.digest == r.ManifestOf(p.role) || !open(p) || p.foundAt == r.Generation || p.available && w.serving()-1 < least {
+			continue
+		}
+		turn(p, r.ManifestOf(p.role))
+	}
+	if r.InPlace == nil || r.InPlace.From == "" {
 		return
 	}
 	for _, p := range w.podsOf(id) {
-		if !p.stopping && !p.lost && p.digest == r.ManifestDigest && w.updated(id) > limit && (!p.available || w.serving()-1 >= least) {
-			w.log("%s: a pod goes back to %s", id, r.InPlace.From)
-			p.digest = r.InPlace.From
-			w.place(p, r)
+		from, is := r.InPlace.Former().Of(p.role), r.ManifestOf(p.role)
+		if from != is && limited(&r, p.role) && !p.stopping && !p.lost && p.digest == is && w.updated(id) > r.InPlace.Limit && (!p.available || w.serving()-1 >= least) {
+			turn(p, from)
 		}
 	}
 }
@@ -304,7 +304,7 @@ func (w *world) report(id string) {
 			continue
 		}
 		st.Placed++
-		current := p.digest == r.ManifestDigest
+		current := p.digest == r.ManifestOf(p.role) && (r.InPlace == nil || limited(&r, p.role))
 		if current {
 			st.Updated++
 		}

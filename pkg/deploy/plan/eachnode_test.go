@@ -60,3 +60,24 @@ func TestMistakesOfAServiceOnEachNode(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A plan of an upgrade in place of one group says how many pods change, and in how many stages.
+func TestAPlanOfOneGroup(t *testing.T) {
+	c := &cluster{}
+	groups := func(env string) []string {
+		return []string{`replicas=null`, `update.strategy="in-place"`, `replica_groups=[{"role": "main", "count": 3}, {"role": "read", "count": 4, "env": {"A": "` + env + `"}}]`}
+	}
+	c.deployed(t, sample(t, groups("a")...))
+	p, err := c.planOf(t, sample(t, groups("b")...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text []string
+	for _, line := range p.Format(0) {
+		text = append(text, line.Text)
+	}
+	all := strings.Join(text, "\n")
+	if !strings.Contains(all, "start rollout in-place: 4 of read in 4 stages of up to 1, at least 6 available, ") || !strings.Contains(all, "upgrade in place 4 pods of web-r1") {
+		t.Errorf("the plan is\n%s", all)
+	}
+}

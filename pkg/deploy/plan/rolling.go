@@ -259,9 +259,9 @@ func (p *planner) operations(c course) ([]Operation, error) {
 	case p.svc != nil && p.svc.Rollout != nil:
 		verb = "replace the rollout under way by rollout"
 	}
-	text := fmt.Sprintf("%s %s: %s", verb, started.Record.Strategy, summary(&started.Record))
+	text := fmt.Sprintf("%s %s: %s", verb, started.Record.Strategy, summary(&started))
 	ops = append(ops, &step{sign: Changed, text: text, execute: p.draft.startRollout})
-	return append(ops, p.forecasts(c, &target, &p.draft.Deployed.Rollout)...), nil
+	return append(ops, p.forecasts(c, &target, started.InPlace(), &p.draft.Deployed.Rollout)...), nil
 }
 
 // changed returns a controller that is there as the document wants it.
@@ -345,9 +345,13 @@ func (p *planner) scales(target *rc.RC) []Operation {
 }
 
 // summary says what a rollout is going to do.
-func summary(r *rollout.Record) string {
-	u := &r.Update
-	text := fmt.Sprintf("%d in %s of up to %d", r.Total(), field.Count(r.Stages, "stage"), max(1, u.Step))
+func summary(started *rollout.Started) string {
+	r, u := &started.Record, &started.Record.Update
+	what := fmt.Sprint(r.Total())
+	if ip := started.InPlace(); ip != nil && len(ip.Roles) > 0 {
+		what = fmt.Sprintf("%d of %s", ip.Counted(r.Groups), field.Few(ip.Roles, 5, ", "))
+	}
+	text := fmt.Sprintf("%s in %s of up to %d", what, field.Count(r.Stages, "stage"), max(1, u.Step))
 	text += fmt.Sprintf(", at least %d available, at most %d more than %d", u.Min, u.Surge, r.Total())
 	if r.PreDeploy != nil {
 		text += ", after " + r.PreDeploy.Name + " has run"
@@ -370,7 +374,7 @@ func (p *planner) pods(r *rc.RC) int {
 }
 
 // forecasts lists what others are going to do.
-func (p *planner) forecasts(c course, target *rc.RC, id *string) []Operation {
+func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *string) []Operation {
 	about := func(fate fate, r *rc.RC, count, goal int) Operation {
 		text := fate.verb + " " + field.Count(count, "pod") + " of " + r.Name
 		return await(fate.sign, text, Goal{Service: p.spec.Name, RC: r.ID, Reached: fate.until, Pods: goal}, id)
@@ -381,7 +385,11 @@ func (p *planner) forecasts(c course, target *rc.RC, id *string) []Operation {
 		had = p.pods(&p.current.RC)
 	}
 	if c == inPlace {
-		if replaced := min(had, total); replaced > 0 {
+		replaced := min(had, total)
+		if limits != nil && len(limits.Roles) > 0 {
+			replaced = min(limits.Counted(p.current.RC.ReplicaGroups), limits.Counted(target.ReplicaGroups))
+		}
+		if replaced > 0 {
 			ops = append(ops, about(replace, target, replaced, total))
 		}
 	}

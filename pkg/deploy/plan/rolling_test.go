@@ -193,6 +193,17 @@ func TestPlans(t *testing.T) {
 			nil,
 			[]string{"+ create manifest  of pod web", "+ create manifest  of pod web", "~ start rollout in-place", "  -/+ upgrade in place 3 pods of web-r1"},
 		},
+		{
+			"one of two groups, in place", func(t *testing.T, c *cluster) {
+				c.deployed(t, sample(t, `replicas=null`, `replica_groups=[{"role": "main", "count": 3}, {"role": "read", "count": 2, "env": {"A": "a"}}]`))
+			},
+			[]string{`replicas=null`, `update.strategy="in-place"`, `replica_groups=[{"role": "main", "count": 3}, {"role": "read", "count": 4, "env": {"A": "b"}}]`},
+			nil,
+			[]string{
+				"+ create manifest  of pod web", "+ create manifest  of pod web", "~ start rollout in-place",
+				"  -/+ upgrade in place 2 pods of web-r1", "  + run 2 pods of web-r1",
+			},
+		},
 		{"old ones first", one, []string{newManifest, `update.order="stop-first"`}, nil, slices.Replace(slices.Clone(upgrade), 2, 3, "~ start rollout resourceutil")},
 		{
 			"another strategy this time", one,

@@ -297,6 +297,109 @@ func third(s *reconcile.Snapshot, i int) {
 	s.Pods[i].AdoptedAtGeneration, s.Pods[i].Digest, s.Pods[i].Reality.Digest = 7, "m7", "m7"
 }
 
+// oneOfTwo is a controller of four pods of a role that does not change, and four of one that does, of which so many are upgraded.
+func oneOfTwo(updated, limit int) *reconcile.Snapshot {
+	s := inPlace(8, 4, 8, limit)
+	s.RC.ReplicaGroups = append(s.RC.ReplicaGroups, rc.ReplicaGroup{Role: "read", Count: count(4)})
+	s.RC.GroupManifests = map[string]string{"read": "r1"}
+	s.RC.InPlace = &rc.InPlace{From: s.RC.ManifestDigest, FromGroups: map[string]string{"read": "r0"}, Roles: []string{"read"}, Limit: limit}
+	s.RC.Service = &rc.Service{Name: "web", Revision: 2}
+	s.Manifests = map[string]*manifest.Manifest{"r0": {Version: 1, ID: "former"}, "r1": {Version: 1, ID: "p"}}
+	for i := range 4 {
+		p := &s.Pods[4+i]
+		p.Role, p.Identity.Role, p.Identity.Index = "read", "read", i
+		p.Digest = "r0"
+		if i < updated {
+			p.Digest = "r1"
+		}
+		r := *p.Reality
+		r.Digest = p.Digest
+		p.Reality = &r
+	}
+	return s
+}
+
+// The limit counts pods of the roles that change, and so does what a rollout decides by. Pods of others are held up by no limit, and prove nothing.
+func TestALimitCountsTheRolesThatChange(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		updated, limit int
+		change         func(*reconcile.Snapshot)
+		want           string
+		status         string // updated, of which available, failing
+		gone           string // why the rollout is missed
+	}{
+		"none yet":                              {0, 1, nil, "read.0 p r1", "0 0 0", ""},
+		"limit 0":                               {0, 0, nil, "", "0 0 0", ""},
+		"enough":                                {1, 1, nil, "", "1 1 0", ""},
+		"more":                                  {1, 3, nil, "read.1 p r1", "1 1 0", ""},
+		"too many":                              {3, 1, nil, "read.2 former r0", "3 3 0", ""},
+		"all":                                   {4, 4, nil, "", "4 4 0", ""},
+		"no rollout":                            {1, 1, func(s *reconcile.Snapshot) { s.RC.Mutator = "" }, "", "1 1 0", "1 of 4 pods may run the new manifest of read, and no rollout is in charge any more"},
+		"no rollout, all":                       {4, 4, func(s *reconcile.Snapshot) { s.RC.Mutator = "" }, "", "4 4 0", ""},
+		"one of the others runs something else": {1, 1, func(s *reconcile.Snapshot) { other(s, 0) }, "main.0 p m1", "1 1 0", ""},
+		"on the way back, one of the others runs something else": {3, 1, func(s *reconcile.Snapshot) { other(s, 0); fails(s, 0) }, "main.0 p m1", "3 3 0", ""},
+		"one of the others fails":                                {1, 1, func(s *reconcile.Snapshot) { fails(s, 0) }, "", "1 1 0", ""},
+		"one that changed fails":                                 {1, 1, func(s *reconcile.Snapshot) { fails(s, 4) }, "", "1 0 1", ""},
+		"no roles are named: all count":                          {0, 4, func(s *reconcile.Snapshot) { s.RC.InPlace.Roles = nil }, "", "4 4 0", ""},
+	} {
+		s := oneOfTwo(c.updated, c.limit)
+		if c.change != nil {
+			c.change(s)
+		}
+		plan := reconcile.Compute(s)
+		if got := strings.Join(upgrades(&plan), ", "); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+		st := &plan.Status
+		if got := fmt.Sprintf("%d %d %d", st.Updated, st.UpdatedAvailable, len(st.Failing)); got != c.status {
+			t.Errorf("%s: the status says %s, want %s", name, got, c.status)
+		}
+		why := ""
+		for _, cond := range st.Conditions {
+			if cond.Type == rc.RolloutGone && cond.True {
+				why = cond.Reason
+			}
+		}
+		if why != c.gone {
+			t.Errorf("%s: %q, want %q", name, why, c.gone)
+		}
+	}
+}
+
+func other(s *reconcile.Snapshot, i int) { s.Pods[i].Digest, s.Pods[i].Reality.Digest = "m7", "m7" }
+
+func fails(s *reconcile.Snapshot, i int) {
+	s.Pods[i].Reality.State, s.Pods[i].Reality.Available = pod.StateFailed, false
+}
+
+// New pods of a role that does not change have its manifest whatever the limit, and take nothing of it; those of one that changes have the former
+// manifest beyond it. A plan with nothing amiss has converged.
+func TestNewPodsOfOneOfTwoRoles(t *testing.T) {
+	t.Parallel()
+	s := oneOfTwo(1, 2)
+	s.RC.ReplicaGroups[0].Count, s.RC.ReplicaGroups[1].Count, s.RC.MaxSurge = count(6), count(7), count(9)
+	plan := reconcile.Compute(s)
+	var digests []string
+	for _, id := range plan.Adds {
+		digests = append(digests, fmt.Sprintf("%s.%d %s", id.Role, id.Index, s.DigestOf(id)))
+	}
+	if got, want := strings.Join(digests, ", "), "main.4 m1, main.5 m1, read.4 r1, read.5 r0, read.6 r0"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	for limit, converged := range map[int]bool{1: true, 2: false} {
+		if plan := reconcile.Compute(oneOfTwo(1, limit)); plan.Status.Is(rc.Converged) != converged {
+			t.Errorf("limit %d: %+v", limit, plan.Status.Conditions)
+		}
+	}
+	s = oneOfTwo(1, 1)
+	other(s, 0)
+	s.Pods[0].AdoptedAtGeneration = s.RC.Generation // as it was found: it stays
+	if plan := reconcile.Compute(s); plan.Status.Is(rc.Converged) || len(upgrades(&plan)) > 0 {
+		t.Errorf("%+v", plan.Status.Conditions)
+	}
+}
+
 // What rollouts decide by.
 func TestStatusOfARevision(t *testing.T) {
 	t.Parallel()

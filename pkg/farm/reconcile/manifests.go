@@ -6,6 +6,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // KeepsDigests reports whether pods that exist keep the manifest that they have when they are placed elsewhere: a rollout is in
@@ -70,7 +71,7 @@ func (s *Snapshot) ByDigest(ids []pod.Identity) (digests []string, byDigest map[
 // former returns the digest that a role's pods beyond the limit of an upgrade in place get, if there is one besides the role's own.
 func former(s *Snapshot, role string) (digest string, is bool) {
 	ip := s.RC.InPlace
-	if ip == nil || ip.From == "" {
+	if ip == nil || ip.From == "" || !ip.Counts(role) {
 		return "", false
 	}
 	if digest = ip.Former().Of(role); digest == s.RC.ManifestOf(role) {
@@ -81,18 +82,26 @@ func former(s *Snapshot, role string) (digest string, is bool) {
 
 // formers reports whether pods of any role beyond the limit of an upgrade in place get another digest than their role's.
 func formers(s *Snapshot) bool {
-	ip := s.RC.InPlace
-	return ip != nil && ip.From != "" && !ip.Former().Equal(s.RC.Digests())
+	return slices.ContainsFunc(s.RC.ReplicaGroups, func(g rc.ReplicaGroup) bool {
+		_, is := former(s, g.Role)
+		return is
+	})
 }
+
+// limited reports whether the limit of an upgrade in place counts a pod.
+func (s *Snapshot) limited(p *Pod) bool { return s.RC.InPlace != nil && s.RC.InPlace.Counts(p.Role) }
+
+// rolls reports whether a pod is one that a rollout judges its stages by: those of a role that does not change say nothing about the change.
+func (s *Snapshot) rolls(p *Pod) bool { return s.current(p) && (s.RC.InPlace == nil || s.limited(p)) }
 
 // current reports whether a pod is meant to run the manifest that its role has now.
 func (s *Snapshot) current(p *Pod) bool { return p.Digest == s.RC.ManifestOf(p.Role) }
 
-// updated returns how many pods are meant to run the manifests that their roles have now.
+// updated returns how many pods that the limit of an upgrade in place counts are meant to run the manifests that their roles have now.
 func updated(s *Snapshot) int {
 	n := 0
 	for p := range s.running() {
-		if s.current(p) {
+		if s.limited(p) && s.current(p) {
 			n++
 		}
 	}
@@ -108,7 +117,7 @@ func (c *scaling) newDigest(role string) string {
 	return from
 }
 
-// rolling is what the upgrade does next: so many pods at most get another digest.
+// rolling is what the upgrade does next: so many of the pods that the limit counts get another digest at the most.
 type rolling struct {
 	most int
 	back bool // they get the former one again
@@ -136,18 +145,27 @@ func roll(s *Snapshot) rolling {
 	return rolling{most: max(0, -over)}
 }
 
-// offTarget returns how many of so many placed pods have another manifest than they should, where so many have another than the
-// controller's.
-func offTarget(s *Snapshot, placed, outdated int) int {
-	ip := s.RC.InPlace
-	if ip == nil {
-		return outdated
+// offTarget returns how many placed pods have another manifest than they should.
+func offTarget(s *Snapshot) int {
+	limited, updated, off := 0, 0, 0
+	for p := range s.running() {
+		switch isNew := s.current(p); {
+		case !s.limited(p) && !isNew:
+			off++
+		case s.limited(p) && isNew:
+			updated++
+			fallthrough
+		case s.limited(p):
+			limited++
+		}
 	}
-	updated, wanted := placed-outdated, min(ip.Limit, placed)
-	if formers(s) || updated < wanted {
-		return max(updated-wanted, wanted-updated)
+	if s.RC.InPlace == nil {
+		return off
 	}
-	return 0
+	if wanted := min(s.RC.InPlace.Limit, limited); formers(s) || updated < wanted {
+		off += max(updated-wanted, wanted-updated)
+	}
+	return off
 }
 
 // known reports whether a pod's digest is one that pods of its role are meant to have.

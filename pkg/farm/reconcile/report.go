@@ -29,7 +29,7 @@ func (c report) report() {
 	if s.RC.DeletedAt != nil {
 		st.Desired = 0
 	}
-	var outdated, adopted int
+	adopted := 0
 	var waitingFor *Pod
 	lost := map[string]bool{}
 	for p := range s.all() {
@@ -52,14 +52,10 @@ func (c report) report() {
 			st.Unmanaged++
 			lost[p.Node] = true
 		}
-		if !s.current(p) {
-			outdated++
-		}
 		if c.s.stays(p) && (!known(s, p) || st.Placed > st.Desired) {
 			adopted++
 		}
 	}
-	outdated = offTarget(s, st.Placed, outdated)
 	c.progress(&st)
 	c.plan.failures = slices.Clone(s.Errors)
 	for _, r := range s.Requests {
@@ -70,7 +66,7 @@ func (c report) report() {
 	st.LastError = Few(c.plan.failures)
 	c.plan.Status = st
 	c.reportVoid()
-	c.conditions(outdated, adopted, waitingFor)
+	c.conditions(offTarget(s), adopted, waitingFor)
 	if s.each != nil && AllowsMassStop(&s.RC) && (s.massStopUsed() || c.plan.Status.Is(rc.Converged)) {
 		c.plan.Status.MassStopUsed = s.RC.Generation
 	}
@@ -110,8 +106,9 @@ func (c report) conditions(outdated, adopted int, waitingFor *Pod) {
 	misplaced := misplacements(c.s)
 	set(rc.Misplaced, misplaced != "", misplaced)
 	if ip := s.RC.InPlace; ip != nil {
-		set(rc.RolloutGone, s.RC.Mutator == "" && ip.Limit < st.Desired, fmt.Sprintf(
-			"%d of %d pods may run manifest %.8s, and no rollout is in charge any more", ip.Limit, st.Desired, s.RC.ManifestDigest))
+		about := min(ip.Counted(s.RC.ReplicaGroups), st.Desired)
+		set(rc.RolloutGone, s.RC.Mutator == "" && ip.Limit < about, fmt.Sprintf(
+			"%d of %d pods may run %s, and no rollout is in charge any more", ip.Limit, about, newOnes(s)))
 	} else {
 		set(rc.RolloutGone, false, "")
 	}
@@ -258,7 +255,7 @@ func (c report) progress(st *rc.Status) {
 		if p.Reality != nil && p.Reality.Standby {
 			st.StandingBy++
 		}
-		if !c.s.current(p) {
+		if !c.s.rolls(p) {
 			continue
 		}
 		st.Updated++
@@ -276,11 +273,20 @@ func (c *draft) allAdopted() bool {
 	return c.s.Hold == "" && !slices.ContainsFunc(c.plan.Changes, func(ch Change) bool { return ch.Action == Adopt })
 }
 
+// newOnes names the manifests whose pods an upgrade in place limits.
+func newOnes(s *Snapshot) string {
+	roles := s.RC.InPlace.Roles
+	if len(roles) == 0 {
+		return fmt.Sprintf("manifest %.8s", s.RC.ManifestDigest)
+	}
+	return "the new manifest of " + field.Few(roles, maxNames, ", ")
+}
+
 // failing returns the first few pods at the manifests that their roles have now that fail, those first for which there is no hope.
 func failing(s *Snapshot) []rc.PodFailure {
 	var found []rc.PodFailure
 	for p := range s.running() {
-		if !s.current(p) || s.available(p) || !s.aliveOn(p.Node) || !hasFailed(p) {
+		if !s.rolls(p) || s.available(p) || !s.aliveOn(p.Node) || !hasFailed(p) {
 			continue
 		}
 		found = append(found, rc.PodFailure{

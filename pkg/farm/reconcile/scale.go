@@ -13,7 +13,7 @@ import (
 // scaling adds and removes replicas.
 type scaling struct {
 	*room
-	newest int // new replicas of this plan that get the manifest that their role has now
+	newest int // new replicas of this plan that a limit counts, and that get the manifest that their role has now
 }
 
 // scale brings the number of replicas of each role to what is desired: it asks for removals, and for identities to be
@@ -157,7 +157,7 @@ func (c *scaling) place(role string, n int, room *int) {
 		if c.s.ManifestOf(digest) == nil {
 			return
 		}
-		if digest == c.s.RC.ManifestOf(role) {
+		if digest == c.s.RC.ManifestOf(role) && c.s.RC.InPlace != nil && c.s.RC.InPlace.Counts(role) {
 			c.newest++
 		}
 		id := pod.Identity{RCID: c.s.RC.ID, Role: role, Index: index}
@@ -187,10 +187,10 @@ func (c upgrades) upgrade() {
 		switch {
 		case c.changed[p.Identity]:
 			waiting = true
-		case to.back && !c.s.current(p) && !(p.Digest == to.digest(c.s, p.Role) && p.Switching):
+		case to.back && c.s.limited(p) && !c.s.current(p) && !(p.Digest == to.digest(c.s, p.Role) && p.Switching):
 			continue // it has what it should
 		case p.Digest != to.digest(c.s, p.Role):
-			if !c.s.stays(p) && c.s.aliveOn(p.Node) && c.s.ManifestOf(to.digest(c.s, p.Role)) != nil {
+			if (to.most > 0 || !c.s.limited(p)) && !c.s.stays(p) && c.s.aliveOn(p.Node) && c.s.ManifestOf(to.digest(c.s, p.Role)) != nil {
 				outdated = append(outdated, p)
 			}
 		case !c.s.available(p) && c.s.aliveOn(p.Node):
@@ -202,7 +202,7 @@ func (c upgrades) upgrade() {
 			}
 		}
 	}
-	if len(outdated) == 0 || to.most == 0 {
+	if len(outdated) == 0 {
 		c.block(last) // a pod that fails is no failed upgrade, unless it is one that was upgraded and never became available
 		return
 	}

@@ -1,0 +1,227 @@
+package rollout_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// grouped makes a service whose second group has a manifest of its own.
+func (w *world) grouped(counts ...int) {
+	w.old(1, counts...)
+	r := w.rcs["r1"]
+	r.GroupManifests = map[string]string{"spare": "s1"}
+	w.rcs["r1"] = r
+	for _, p := range w.podsOf("r1") {
+		p.digest = r.ManifestOf(p.role)
+	}
+	w.report("r1")
+}
+
+// spare makes the second group's manifest another one.
+func spare(digest string) func(*rc.RC) {
+	return func(r *rc.RC) { r.GroupManifests = map[string]string{"spare": digest} }
+}
+
+// stagesOf lets a rollout in place go on by itself, and returns how many pods were available at a digest when each of its stages was over.
+func (w *world) stagesOf(t *testing.T, digest string) (proved []int) {
+	t.Helper()
+	w.calm = true
+	for range 500 {
+		if w.record == nil {
+			return proved
+		}
+		stage := w.record.Stage
+		w.round()
+		if stage > 0 && (w.record == nil || w.record.Stage > stage) {
+			n := 0
+			for _, p := range w.podsOf("r1") {
+				if p.digest == digest && p.available {
+					n++
+				}
+			}
+			proved = append(proved, n)
+		}
+	}
+	t.Fatalf("it has not ended: %s %s", w.record.Phase, w.record.Reason)
+	return nil
+}
+
+// A stage in place is over when so many of the pods that change are available with what they change to. Those of a group that does not change
+// prove nothing (P6).
+func TestStagesInPlaceProveThePodsThatChange(t *testing.T) {
+	w := traced(t)
+	w.grouped(4, 4)
+	w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(1)}, "d1", spare("s2")))
+	if w.record.Stages != 4 {
+		t.Errorf("%d stages for 4 pods that change", w.record.Stages)
+	}
+	if proved := w.stagesOf(t, "s2"); !slices.Equal(proved, []int{1, 2, 3, 4}) {
+		t.Errorf("stages ended with %v pods of the new manifest", proved)
+	}
+	if w.ended.Record.State != rollout.Done || w.running("d1") != 4 || w.rcs["r1"].InPlace != nil {
+		t.Error(w.counts())
+	}
+}
+
+// The manifest of one group that never comes up is found out by the first stage, and no other pod gets it.
+func TestAFirstStageFindsOutOneGroupsManifest(t *testing.T) {
+	w := traced(t)
+	w.grouped(4, 4)
+	w.sick["s2"] = true
+	w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(1)}, "d1", spare("s2")))
+	most := 0
+	for range 400 {
+		if w.record == nil {
+			break
+		}
+		w.round()
+		most = max(most, w.running("s2"))
+	}
+	if w.record != nil || w.ended.Record.State != rollout.Failed {
+		t.Fatalf("%+v", w.record)
+	}
+	if most != 1 || w.running("s1") != 4 || w.running("d1") != 4 {
+		t.Errorf("%d pods got the manifest; %s", most, w.counts())
+	}
+}
+
+// Pods of a group that does not change hold up nothing, and are no failures of the rollout, be it on its way or on its way back.
+func TestAGroupThatDoesNotChangeHoldsUpNothing(t *testing.T) {
+	for _, back := range []bool{false, true} {
+		w := traced(t)
+		w.grouped(2, 4)
+		r := w.rcs["r1"]
+		r.MinAvailable = ptr(3)
+		w.rcs["r1"] = r
+		p := w.podsOf("r1")[0]
+		p.available, p.hopeless = false, true
+		w.sick["d1"] = true
+		w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(2), MaxUnavailable: amount(3)}, "d1", spare("s2")))
+		for i := 0; back && w.record != nil && w.running("s2") < 2 && i < 100; i++ {
+			w.round()
+		}
+		if w.record == nil {
+			t.Fatalf("back %t: %+v", back, w.ended.Record)
+		}
+		want, state := "s2", rollout.Done
+		if back {
+			w.ask(rollout.RollbackVerb)
+			want, state = "s1", rollout.Failed
+		}
+		w.settle(300)
+		if w.record != nil || w.ended.Record.State != state || w.running(want) != 4 || w.ended.InEffect == 0 {
+			t.Errorf("back %t: %+v %s", back, w.record, w.counts())
+		}
+	}
+}
+
+// Whatever of the two groups changes, from a world at rest or from an abandoned rollout, each stage ends with its share of the pods that change, and the
+// rollout with all pods at what their roles have.
+func TestStagesInPlaceOfAnyGroups(t *testing.T) {
+	for n := range 200 {
+		w := newWorld(int64(n))
+		w.tracing = true
+		pick := w.rnd.Intn
+		counts := []int{1 + pick(5), 1 + pick(5)}
+		w.grouped(counts...)
+		if pick(3) == 0 { // one that is given up in its midst
+			w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(1)}, fmt.Sprintf("d%d", 1+pick(2)), spare(fmt.Sprintf("s%d", 1+pick(2)))))
+			for range pick(20) {
+				w.round()
+			}
+			if w.record != nil && pick(2) == 0 {
+				w.ask(rollout.AbortVerb)
+			}
+		}
+		was, base, own := w.rcs["r1"], fmt.Sprintf("d%d", 1+pick(3)), fmt.Sprintf("s%d", 1+pick(3))
+		abandoned := was.InPlace != nil
+		step := 1 + pick(3)
+		w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(step)}, base, spare(own)))
+		changing := 0
+		if base != was.ManifestDigest {
+			changing += counts[0]
+		}
+		if own != was.GroupManifests["spare"] {
+			changing += counts[1]
+		}
+		w.calm = true
+		for i := 0; w.record != nil && i < 500; i++ {
+			stage, record := w.record.Stage, w.record
+			w.round()
+			at := 0
+			for _, p := range w.podsOf("r1") {
+				if p.available && p.digest == map[string]string{"main": base, "spare": own}[p.role] && p.digest != was.ManifestOf(p.role) {
+					at++
+				}
+			}
+			over := w.record == nil || w.record.Stage > stage
+			if over && stage > 0 && !abandoned && at < min(stage*step, changing) {
+				t.Fatalf("seed %d: stage %d of %+v is over with %d of %d pods that change", n, stage, record.Update, at, changing)
+			}
+		}
+		w.rounds(60) // what was left of an abandoned rollout may follow
+		if w.record != nil || w.ended.Record.State != rollout.Done || w.running(base) != counts[0] || w.running(own) != counts[1] || len(w.broken) > 0 {
+			t.Fatalf("seed %d: %+v %v %s", n, w.record, w.broken, w.counts())
+		}
+	}
+}
+
+// While one group changes the other may get more pods: the stage goes on as it was. New pods have what their roles have now, or had before.
+func TestRescaleOfOneGroupsRollout(t *testing.T) {
+	w := traced(t)
+	w.grouped(2, 4)
+	w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(2)}, "d1", spare("s2")))
+	for i := 0; w.running("s2") < 2 && i < 100; i++ {
+		w.round()
+	}
+	w.rescale(6, 4)
+	if p, target := w.rcs["r1"].InPlace, *w.record.Upward().Target; p.Limit != 2 || target != 2 || len(p.Roles) != 1 {
+		t.Errorf("limit %+v, target %d", p, target)
+	}
+	w.rescale(6, 1)
+	if target := *w.record.Upward().Target; target != 1 {
+		t.Errorf("a target of %d of 1 pod", target)
+	}
+	w.settles(t, rollout.Done)
+	if w.running("d1") != 6 || w.running("s2") != 1 {
+		t.Error(w.counts())
+	}
+}
+
+// What changes is found for each role: one that has no manifest of its own any more changes, and so does one that gets one. A new role has nothing that
+// it could go back to, unless its pods run the manifest of all.
+func TestWhichRolesAnUpgradeInPlaceCounts(t *testing.T) {
+	role := func(name string, n int) rc.ReplicaGroup { return rc.ReplicaGroup{Role: name, Count: ptr(n)} }
+	for name, c := range map[string]struct {
+		digest string
+		change func(*rc.RC)
+		want   []string // roles; nil: all
+		from   string
+		limit  int
+	}{
+		"none":              {"d1", nil, nil, "", 8},
+		"all":               {"d2", spare("s2"), nil, "d1", 0},
+		"the base alone":    {"d2", nil, []string{"main"}, "d1", 0},
+		"a group alone":     {"d1", spare("s2"), []string{"spare"}, "d1", 0},
+		"as all others now": {"d1", func(r *rc.RC) { r.GroupManifests = nil }, []string{"spare"}, "d1", 0},
+		"its own now":       {"d1", func(r *rc.RC) { r.GroupManifests = map[string]string{"main": "m2", "spare": "s1"} }, []string{"main"}, "d1", 0},
+		"a new role": {"d1", func(r *rc.RC) {
+			r.ReplicaGroups = append(r.ReplicaGroups, role("third", 1))
+			r.GroupManifests = map[string]string{"spare": "s2", "third": "t1"}
+		}, []string{"spare"}, "d1", 0},
+		"a new role with all": {"d2", func(r *rc.RC) { r.ReplicaGroups = append(r.ReplicaGroups, role("third", 1)) }, []string{"main", "third"}, "d1", 0},
+		"a role less":         {"d2", func(r *rc.RC) { r.ReplicaGroups, r.GroupManifests = r.ReplicaGroups[:1], nil }, nil, "d1", 0},
+	} {
+		w := traced(t)
+		w.grouped(4, 4)
+		w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(1)}, c.digest, c.change))
+		p := w.rcs["r1"].InPlace
+		if !slices.Equal(p.Roles, c.want) || p.From != c.from || p.Limit != c.limit {
+			t.Errorf("%s: %+v", name, p)
+		}
+	}
+}
