@@ -258,12 +258,25 @@ func (c *Client) Children(ctx context.Context, prefix string) ([]string, error) 
 	return c.keys(ctx, prefix, "/")
 }
 
+// PrefixIndex returns an index that is another one after any change below a prefix that ends in a slash, for one small answer. It may move
+// without a change, and it may be what it was once before, because Consul forgets deletions after 15 minutes: one who relies on it reads
+// anew more often than that. Its errors are those of List.
+func (c *Client) PrefixIndex(ctx context.Context, prefix string) (uint64, error) {
+	_, index, err := c.keysAt(ctx, strings.TrimSuffix(prefix, "/"), "/") // the folder alone
+	return index, err
+}
+
 func (c *Client) keys(ctx context.Context, prefix, separator string) ([]string, error) {
+	keys, _, err := c.keysAt(ctx, prefix, separator)
+	return keys, err
+}
+
+func (c *Client) keysAt(ctx context.Context, prefix, separator string) (keys []string, index uint64, err error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
 	keys, meta, err := c.api.KV().Keys(prefix, separator, Default.options(ctx))
 	if err := c.unread(err, meta); err != nil {
-		return nil, fmt.Errorf("list keys of %s: %w", prefix, err)
+		return nil, 0, fmt.Errorf("list keys of %s: %w", prefix, err)
 	}
-	return keys, nil
+	return keys, meta.LastIndex, nil
 }

@@ -19,6 +19,7 @@ import (
 
 // Census is what the leader reads of all controllers.
 type Census interface {
+	FleetMark(ctx context.Context) (store.FleetMark, error)
 	CountReplicas(ctx context.Context, label string) (map[string]store.Replicas, error)
 	OrphanedRecords(ctx context.Context) (map[string]store.Orphaned, error)
 }
@@ -109,6 +110,13 @@ func (m *fleetMetrics) setOrphaned(found map[string]store.Orphaned) {
 	m.orphaned.WithLabelValues(orphanedReports).Set(float64(reports))
 }
 
+// fleetCount is what was counted of all controllers, and when.
+type fleetCount struct {
+	mark    store.FleetMark // before the count; zero where it has to be done again
+	at      time.Time
+	orphans map[string]store.Orphaned
+}
+
 // countFleet reports what there is of all controllers and nodes, at once and about once in two sweeps.
 func (f *speaker) countFleet(ctx context.Context, as Census) error {
 	m := &f.cfg.Metrics.fleet
@@ -118,36 +126,62 @@ func (f *speaker) countFleet(ctx context.Context, as Census) error {
 		m.setOrphaned(nil)
 		f.unreadable.forget(orphanedKind)
 	}()
-	var before map[string]store.Orphaned
+	var last fleetCount
 	for first := true; ; first = false {
 		nodes, _ := f.cache.nodesAt()
 		m.setNodes(nodes)
-		if groups, err := as.CountReplicas(ctx, f.cfg.MetricsLabel); err == nil {
-			m.setReplicas(groups)
-		} else if ctx.Err() == nil {
-			f.log.WithError(err).Warn("cannot count the replicas of all controllers")
+		now, looked := f.countAnew(ctx, as, last)
+		pause := min(2*f.cfg.SweepEvery, maxFleetPause)
+		switch {
+		case first:
+			pause = f.cfg.SweepEvery / 4 // what others remove at this moment is gone by then
+		case looked:
+			lasting := lasting(last.orphans, now.orphans)
+			m.setOrphaned(lasting)
+			f.unreadable.found(orphanedKind, orphanedTexts(lasting))
 		}
-		pause := 2 * f.cfg.SweepEvery
-		if found, err := as.OrphanedRecords(ctx); err == nil {
-			if !first {
-				lasting := lasting(before, found)
-				m.setOrphaned(lasting)
-				f.unreadable.found(orphanedKind, orphanedTexts(lasting))
-			} else {
-				pause = f.cfg.SweepEvery / 4 // what others remove at this moment is gone by then
-			}
-			before = found
-		} else if ctx.Err() == nil {
-			f.log.WithError(err).Warn("cannot look for intents and reports without a controller")
-		}
-		if err := wait.Pause(ctx, min(pause, maxFleetPause)); err != nil {
+		last = now
+		if err := wait.Pause(ctx, pause); err != nil {
 			return err
 		}
 	}
 }
 
-// maxFleetPause bounds how old the fleet's metrics are.
-const maxFleetPause = time.Minute
+// countAnew counts all controllers where something may have changed since they were counted last. What cannot be read is as it was, and is read
+// next time. It reports whether the orphaned records are known to be those of now.
+func (f *speaker) countAnew(ctx context.Context, as Census, last fleetCount) (now fleetCount, looked bool) {
+	mark, err := as.FleetMark(ctx) // before the rest: what changes meanwhile makes another one
+	if err == nil && mark == last.mark && time.Since(last.at) < maxUncounted {
+		return last, true
+	}
+	now = fleetCount{mark: mark, at: time.Now(), orphans: last.orphans}
+	groups, err := as.CountReplicas(ctx, f.cfg.MetricsLabel)
+	if err == nil {
+		f.cfg.Metrics.fleet.setReplicas(groups)
+	} else {
+		now.mark = store.FleetMark{}
+		f.cannotCount(ctx, err, "cannot count the replicas of all controllers")
+	}
+	found, err := as.OrphanedRecords(ctx)
+	if err == nil {
+		now.orphans = found
+	} else {
+		now.mark = store.FleetMark{}
+		f.cannotCount(ctx, err, "cannot look for intents and reports without a controller")
+	}
+	return now, err == nil
+}
+
+func (f *speaker) cannotCount(ctx context.Context, err error, what string) {
+	if ctx.Err() == nil {
+		f.log.WithError(err).Warn(what)
+	}
+}
+
+const (
+	maxFleetPause = time.Minute      // bounds how old the fleet's metrics are
+	maxUncounted  = 10 * time.Minute // less than Consul remembers deletions for
+)
 
 // lasting returns what was found twice in a row.
 func lasting(before, now map[string]store.Orphaned) map[string]store.Orphaned {

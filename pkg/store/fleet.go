@@ -25,6 +25,24 @@ const (
 // MaxGroups bounds how many values of a label are told apart.
 const MaxGroups = 50
 
+// FleetMark tells whether anything may have changed of what CountReplicas and OrphanedRecords read: Consul's indices of the controllers, their
+// statuses, placements, intents and reports. The zero mark is that of no read.
+type FleetMark [5]uint64
+
+// FleetMark asks for the present mark, in five small answers. Two equal marks say that nothing has changed between them, if they are less than
+// 15 minutes apart (see consul.Client.PrefixIndex).
+func (s *Leader) FleetMark(ctx context.Context) (FleetMark, error) {
+	var mark FleetMark
+	for i, kind := range []Kind{s.keys.RCs, s.keys.Statuses, s.keys.Pods, s.keys.Intents, s.keys.Realities} {
+		index, err := s.c.PrefixIndex(ctx, kind.Key())
+		if err != nil {
+			return FleetMark{}, err
+		}
+		mark[i] = index
+	}
+	return mark, nil
+}
+
 // CountReplicas counts what controllers ask for and what their owners report, by the value of a label; "": all together. Records that cannot be
 // read count for nothing.
 func (s *Leader) CountReplicas(ctx context.Context, label string) (map[string]Replicas, error) {

@@ -67,3 +67,41 @@ func TestOrphanedRecords(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
+
+// The mark is another one after any change of what the fleet's counts are made of, and after no other.
+func TestFleetMark(t *testing.T) {
+	t.Parallel()
+	st, _, _ := nodeSession(t)
+	k := st.keys
+	leader := st.Leader("f", st.c.Commit)
+	mark := func() FleetMark {
+		t.Helper()
+		m, err := leader.FleetMark(t.Context())
+		if err != nil || m == (FleetMark{}) {
+			t.Fatal(m, err)
+		}
+		return m
+	}
+	keys := []string{k.RCs.Key("a"), k.Statuses.Key("a"), k.Pods.Key("a/main.0"), k.Intents.Key("n1", "a/main.0"), k.Realities.Key("n1", "a/main.0")}
+	for _, key := range keys {
+		write(t, st, consul.Set(key, nil), consul.Set(key+"1", nil)) // a kind without records moves with every write to the store
+	}
+	last := mark()
+	write(t, st, consul.Set(k.Nodes.Key("n1"), nil), consul.Set(k.Reservations.Key("n1"), nil))
+	if got := mark(); got != last {
+		t.Errorf("%v became %v without a change", last, got)
+	}
+	for i, key := range keys {
+		for _, op := range []consul.Op{consul.Set(key, []byte("x")), consul.Delete(key)} {
+			write(t, st, op)
+			got := mark()
+			if was := last[i]; got[i] == was {
+				t.Errorf("%s: %v is as before", key, got)
+			}
+			last[i] = got[i]
+			if got != last {
+				t.Errorf("%s: %v, want %v", key, got, last)
+			}
+		}
+	}
+}
