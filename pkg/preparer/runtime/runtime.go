@@ -30,6 +30,8 @@ type Runtime interface {
 	// Watch returns the state of every process as soon as anything differs from the given cursor (zero: at once),
 	// or when the context ends. The cursor that comes back goes into the next call.
 	Watch(ctx context.Context, cursor uint64) ([]Status, uint64, error)
+	// Watchdogs reports whether a process that is started now has the Watchdog of its Spec, as far as the latest answer to Watch says.
+	Watchdogs() bool
 
 	// RunOnce runs a program to its end and returns how it ended. When ctx ends first, everything of it is killed and the cause of
 	// ctx's end comes back. Nothing of the program runs when RunOnce returns, unless that is ErrSurvived, nor after the death of the
@@ -81,6 +83,18 @@ type Process struct {
 	Restart    Restart `json:"restart,omitzero"`
 	// StartSuspended: when the machine was restarted the process is Stopped until somebody starts it again.
 	StartSuspended bool `json:"hold_after_boot,omitempty"`
+	// Watchdog stops the process, whatever becomes of the preparer; nil: only who asks for it does. A runtime that knows none gives it back
+	// in Status without one.
+	Watchdog *Watchdog `json:"watchdog,omitempty"`
+}
+
+// Watchdog is a note that somebody has to renew so that a process runs on. When the moment in it is longer ago than Timeout, the process is
+// stopped as Stop does it, and is Stopped until it is started again. A note that is missing, unreadable, or not of this start of the machine
+// is as one that was not renewed: the latest that was read counts, and before the first one the time when the runtime was told to start the
+// process, or took it over. A runtime that takes over one that does not run does not start it.
+type Watchdog struct {
+	Note    string        `json:"note"` // absolute path of the file; see proc.WriteNote
+	Timeout time.Duration `json:"timeout"`
 }
 
 // Restart says what follows the end of a process.

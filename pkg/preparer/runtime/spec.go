@@ -42,6 +42,10 @@ func (p Process) Validate() error {
 		return invalid("restart.max", p.Restart.Max, "a length of time not below restart.min, or zero for the default")
 	case p.Restart.Stable < 0:
 		return invalid("restart.stable", p.Restart.Stable, "a length of time, or zero for the default")
+	case p.Watchdog != nil && !filepath.IsAbs(p.Watchdog.Note):
+		return invalid("watchdog.note", p.Watchdog.Note, "an absolute path")
+	case p.Watchdog != nil && p.Watchdog.Timeout <= 0:
+		return invalid("watchdog.timeout", p.Watchdog.Timeout, "a length of time, more than zero")
 	}
 	if _, ok := p.Signal(); !ok {
 		return invalid("stop_signal", p.StopSignal, "the name of a signal, such as SIGINT")

@@ -20,6 +20,11 @@ func Now() (Moment, error) {
 	if err != nil {
 		return Moment{}, err
 	}
+	return At(boot)
+}
+
+// At is Now for who knows which start of the machine this is.
+func At(boot string) (Moment, error) {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
 		return Moment{}, fmt.Errorf("read clock: %w", err)

@@ -44,7 +44,8 @@ type Client struct {
 	mu        sync.Mutex // held while spawning, so that concurrent calls start one supervisor
 	lastSpawn time.Time
 
-	seen atomic.Pointer[snapshot] // the latest answer to a watch, never changed; nil before the first
+	seen      atomic.Pointer[snapshot] // the latest answer to a watch, never changed; nil before the first
+	watchdogs atomic.Bool              // what that says of them
 }
 
 var _ runtime.Runtime = (*Client)(nil)
@@ -120,6 +121,9 @@ func (c *Client) Watch(ctx context.Context, cursor uint64) ([]runtime.Status, ui
 	return statuses, all.Cursor, nil
 }
 
+// Watchdogs implements runtime.Runtime.
+func (c *Client) Watchdogs() bool { return c.watchdogs.Load() }
+
 // poll asks the supervisor until something differs from the cursor.
 func (c *Client) poll(ctx context.Context, cursor uint64) (snapshot, error) {
 	for {
@@ -140,6 +144,7 @@ func (c *Client) poll(ctx context.Context, cursor uint64) (snapshot, error) {
 		}
 		all := snap.over(base)
 		c.seen.Store(&all)
+		c.watchdogs.Store(all.Watchdogs)
 		return all, nil
 	}
 }

@@ -244,6 +244,10 @@ func TestSpecsAreWrittenAsBefore(t *testing.T) {
 	if diff := cmp.Diff(was, is); diff != "" {
 		t.Errorf("written otherwise:\n%s", diff)
 	}
+	asked.Watchdog = &runtime.Watchdog{Note: "/n", Timeout: 6}
+	if sent, err = json.Marshal(asked.Process); err != nil || !strings.Contains(string(sent), `"watchdog":{"note":"/n","timeout":6}`) {
+		t.Errorf("a watchdog is written as %s, %v", sent, err)
+	}
 	for want, c := range map[string]confine.Confinement{
 		`directory "cgroup" is`:    {Cgroup: "cgroup"},
 		"pids 5) are not valid wi": {Isolation: runtime.Isolation{PIDs: 5}},

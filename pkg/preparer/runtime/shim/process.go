@@ -40,6 +40,7 @@ type process struct {
 	phase   runtime.Phase
 	message string
 	child   *child // what runs, nil between two runs
+	dog     watchdog
 }
 
 func (p *process) current() record {
@@ -51,7 +52,14 @@ func (p *process) current() record {
 // known reports whether there is a record: a slot that was made for a refused Start has none.
 func (p *process) known() bool { return p.current().Spec.ID != "" }
 
-func (p *process) stopping() bool { return p.current().Desired == wantStop }
+func (p *process) stopping() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.toStop()
+}
+
+// toStop is stopping for who holds mu.
+func (p *process) toStop() bool { return p.rec.Desired == wantStop || p.dog.expired }
 
 // commit changes the record on disk and then in memory, or not at all. What clients see becomes phase and message at
 // the same moment, so that no status shows half of a step.
@@ -117,9 +125,9 @@ func (p *process) status() (localStatus, bool) {
 		st.PID, st.StartedAt = p.rec.PID, p.rec.StartedAt
 	}
 	switch { // whatever the run loop was at when it was asked to stop
-	case p.rec.Desired == wantStop && p.rec.Done:
+	case p.toStop() && p.rec.Done:
 		st.Phase = runtime.Stopped
-	case p.rec.Desired == wantStop && st.Phase != runtime.Stopped:
+	case p.toStop() && st.Phase != runtime.Stopped:
 		st.Phase = runtime.Stopping
 	}
 	return st, p.rec.Spec.ID != ""
@@ -156,6 +164,7 @@ func (p *process) takeOver(ctx context.Context) {
 func (p *process) begin(c *child) {
 	ended := make(chan struct{})
 	p.setChild(c)
+	p.trust(c != nil && !c.Exited())
 	p.ended = ended
 	p.recall = p.sup.tend(func(ctx, recalled context.Context) {
 		defer close(ended)
@@ -174,16 +183,27 @@ func (p *process) runLoop(ctx, recalled context.Context, c *child) {
 			}
 			c = nil
 		case p.stopping():
-			p.enter(runtime.Stopped)
-			p.log("process stopped", map[string]any{})
+			p.stopped()
 			return
 		case p.current().Done:
 			p.log("process not started again", map[string]any{"policy": p.current().Spec.Restart.Policy})
 			return
+		case !p.trusted():
+			p.expire("its supervisor was started anew, and it did not run")
 		case p.pause(recalled):
 			c = p.start() //nolint:contextcheck // a half-made child is done away with whatever ctx says
 		}
 	}
+}
+
+// stopped notes that nothing of the process runs any more. What nobody has asked for is not in the record yet.
+func (p *process) stopped() {
+	if p.current().Desired == wantStop {
+		p.enter(runtime.Stopped)
+	} else {
+		p.note(runtime.Stopped, p.whyExpired(), func(r *record) { r.Desired = wantStop })
+	}
+	p.log("process stopped", map[string]any{})
 }
 
 // start launches the program and returns it, or nil when it could not be started. Clients see that it starts again, and that this is

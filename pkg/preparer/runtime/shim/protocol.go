@@ -36,6 +36,8 @@ type snapshot struct {
 	// Base is the cursor that the client has the answer to: Processes are those that have changed since, and none has gone.
 	// Zero: they are all, as they always are from a supervisor that knows no base.
 	Base uint64 `json:"base,omitempty"`
+	// Watchdogs: the supervisor heeds them. One from before there were any does not, and forgets that a specification has one.
+	Watchdogs bool `json:"watchdogs,omitempty"`
 }
 
 // over returns the snapshot of all processes that an answer makes of its base.
@@ -53,7 +55,7 @@ func (s snapshot) over(base snapshot) snapshot {
 		}
 		rest = rest[i:]
 	}
-	return snapshot{Processes: append(all, rest...), Cursor: s.Cursor}
+	return snapshot{Processes: append(all, rest...), Cursor: s.Cursor, Watchdogs: s.Watchdogs}
 }
 
 // search returns where a process is, or would be, among others in the order of their ids.

@@ -64,7 +64,7 @@ func (p *process) accept(ctx context.Context, spec localSpec) (retry <-chan stru
 	case !p.known():
 	case !now.Spec.same(spec):
 		return nil, fmt.Errorf("start %s: %w", spec.ID, runtime.ErrExists)
-	case now.Desired == wantRun:
+	case !p.stopping():
 		return nil, nil
 	case !closed(p.ended):
 		return p.ended, nil
@@ -73,6 +73,7 @@ func (p *process) accept(ctx context.Context, spec localSpec) (retry <-chan stru
 	if err != nil {
 		return nil, err
 	}
+	p.trustAnew()
 	p.begin(nil)
 	return nil, nil
 }
@@ -109,7 +110,7 @@ func (p *process) recordStop() (ended <-chan struct{}, err error) {
 		return nil, fmt.Errorf("%w; %s", p.broken, byHand)
 	case p.removed, !p.known():
 		return nil, nil
-	case p.stopping():
+	case p.current().Desired == wantStop:
 		return p.ended, nil
 	}
 	if err := p.commit(runtime.Stopping, "", func(r *record) { r.Desired = wantStop }); err != nil {

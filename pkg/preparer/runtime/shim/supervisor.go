@@ -55,6 +55,8 @@ type supervisor struct {
 	removed uint32        // version of the latest removal: who has seen only less is told everything
 	wake    chan struct{} // closed at the next change
 	told    time.Time     // when a change last woke a poll
+
+	dogs wait.Signal // there may be one more process with a watchdog
 }
 
 // newSupervisor reads what the predecessor recorded and finds what still runs of it. It starts nothing.
@@ -70,7 +72,7 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 		cfg: cfg, records: recordsIn(filepath.Join(cfg.Dir, stateName), reserve), boot: boot,
 		family:   family{own: map[int]struct{}{}},
 		instance: newInstance(),
-		procs:    map[string]*process{}, wake: make(chan struct{}),
+		procs:    map[string]*process{}, wake: make(chan struct{}), dogs: wait.NewSignal(),
 	}
 	good, bad, err := s.records.Read()
 	if err != nil {
@@ -157,6 +159,7 @@ func (s *supervisor) run(parent context.Context, listener net.Listener) error {
 	loops.Go(func() { s.rotateLogs(ctx) })
 	loops.Go(func() { s.keepReserve(ctx) })
 	s.beginAll()
+	loops.Go(func() { s.watchNotes(ctx) })
 	server := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: drainWait,
 		BaseContext: func(net.Listener) context.Context { return ctx },
@@ -319,7 +322,7 @@ func (s *supervisor) watch(ctx context.Context, cursor, base uint64) (snap snaps
 		_ = wait.Pause(ctx, s.gap(time.Now()))
 	}
 	procs, snap := s.since(base) // before the states are read, so that a change in between is told once more, not lost
-	snap.Processes = []localStatus{}
+	snap.Processes, snap.Watchdogs = []localStatus{}, true
 	for _, p := range procs {
 		if st, ok := p.status(); ok {
 			snap.Processes = append(snap.Processes, st)

@@ -1,0 +1,154 @@
+package shim
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
+	"github.com/rcfarm/rcfarm/pkg/wait"
+)
+
+const (
+	// lookAtNotes bounds the time between two looks at the notes that keep processes running. One is due when the first process may have
+	// to stop; but timers stand still while the machine sleeps, and the clock of notes does not.
+	lookAtNotes = 10 * time.Second
+	// readNoteAgain is the pause before a note is read once more that could not be: it may have been half written.
+	readNoteAgain = 50 * time.Millisecond
+)
+
+// watchdog is what the supervisor knows about the note that keeps a process running. The process's mu guards it.
+type watchdog struct {
+	renewed proc.Moment // the latest in the note, or when the process was begun to be kept; the zero value before the first look
+	trusted bool        // this supervisor was told to start the process, or found it running
+	expired bool        // nothing of it may run until somebody starts it
+	why     string      // it has expired
+}
+
+// trustAnew notes that somebody has started the process.
+func (p *process) trustAnew() {
+	p.mu.Lock()
+	p.dog = watchdog{trusted: true}
+	p.mu.Unlock()
+	p.sup.changed(p)
+}
+
+// trust notes that a process begins to be kept, and whether it runs already.
+func (p *process) trust(runs bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dog.trusted = p.dog.trusted || runs || p.rec.Spec.Watchdog == nil
+	p.sup.dogs.Raise()
+}
+
+// trusted reports whether the process may be started again by itself.
+func (p *process) trusted() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dog.trusted
+}
+
+func (p *process) whyExpired() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dog.why
+}
+
+// expire has the process stop, and stay so until somebody starts it. It waits for no disk: the record says so once nothing runs, and a
+// successor that does not find that in it starts nothing that has a watchdog.
+func (p *process) expire(why string) {
+	p.mu.Lock()
+	p.dog.expired, p.dog.why = true, why
+	p.mu.Unlock()
+	p.log("process stops by itself", map[string]any{"reason": why})
+	p.sup.changed(p)
+}
+
+// watchNotes stops the processes whose note was not renewed in time, until ctx ends.
+func (s *supervisor) watchNotes(ctx context.Context) {
+	wait.Each(ctx, s.dogs, func() time.Duration {
+		now, err := proc.At(s.boot)
+		if err != nil {
+			s.cfg.Log("notes not looked at", map[string]any{"error": err})
+			return retryWatch
+		}
+		next := proc.Never
+		notes := map[string]note{} // each is read once
+		for _, p := range s.all() {
+			next = min(next, p.watchNote(now, func(path string) note {
+				if _, known := notes[path]; !known {
+					notes[path] = s.readNote(ctx, path)
+				}
+				return notes[path]
+			}))
+		}
+		if next == proc.Never {
+			return time.Hour // there is none; one that comes wakes this
+		}
+		return min(next, lookAtNotes)
+	})
+}
+
+// note is what a look at one gave.
+type note struct {
+	moment proc.Moment
+	err    error
+}
+
+// readNote reads a note, a second time where it could not be read.
+func (s *supervisor) readNote(ctx context.Context, path string) (n note) {
+	for again := range 2 {
+		if again == 1 && wait.Pause(ctx, readNoteAgain) != nil {
+			break
+		}
+		now, err := proc.At(s.boot)
+		if err == nil {
+			n.moment, err = proc.ReadNote(path, now)
+		}
+		if n.err = err; err == nil {
+			break
+		}
+	}
+	return n
+}
+
+// watchNote stops the process if its note was not renewed in time, and returns when that is to be looked at again, proc.Never if not.
+func (p *process) watchNote(now proc.Moment, read func(path string) note) (next time.Duration) {
+	if !p.op.TryLock() { // somebody starts or stops it just now, and may wait for the disk
+		return retryWatch
+	}
+	defer p.op.Unlock()
+	p.mu.Lock()
+	dog := p.rec.Spec.Watchdog
+	idle := dog == nil || p.broken != nil || p.removed || p.toStop() || p.rec.Done
+	renewed := p.dog.renewed
+	p.mu.Unlock()
+	if idle {
+		return proc.Never
+	}
+	if left := dog.Timeout - now.Since(renewed); left > 0 {
+		return left
+	}
+	n := read(dog.Note)
+	switch {
+	case n.err == nil && n.moment.Up > renewed.Up:
+		renewed = n.moment
+	case n.err != nil && renewed == (proc.Moment{}):
+		renewed = now
+		p.log("note not read; counting from now", map[string]any{"error": n.err})
+	}
+	p.mu.Lock()
+	p.dog.renewed = renewed
+	p.mu.Unlock()
+	left := dog.Timeout - now.Since(renewed)
+	if left > 0 {
+		return left
+	}
+	why := fmt.Sprintf("%s was not renewed for %s", dog.Note, dog.Timeout)
+	if n.err != nil {
+		why += ": " + n.err.Error()
+	}
+	p.expire(why)
+	p.recall()
+	return proc.Never
+}
