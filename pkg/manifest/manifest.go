@@ -270,6 +270,23 @@ func (m *Manifest) RunsOnce() bool {
 	return len(m.Launchables) > 0
 }
 
+// StopMargin is for how long after disconnect.stop_after a node's supervisor leaves it to the preparer to stop the pod. Nodes of all versions
+// have it: farms count on it.
+const StopMargin = 10 * time.Second
+
+// StopsItself returns how long after the last contact with Consul the pod's processes are told to stop by the node's supervisor, unless the
+// preparer has done that, with its hooks; false: never.
+func (m *Manifest) StopsItself() (after time.Duration, ever bool) {
+	if m.Disconnect == nil || m.Disconnect.StopAfter == nil {
+		return 0, false
+	}
+	after = m.Disconnect.StopAfter.Or(0) + StopMargin
+	if m.Hooks != nil && m.Hooks.BeforeStop != nil {
+		after += m.Hooks.BeforeStop.Timeout.Or(DefaultHookTimeout)
+	}
+	return after, true
+}
+
 // Grace returns the longest stop grace of the pod's processes.
 func (m *Manifest) Grace() time.Duration {
 	var longest time.Duration

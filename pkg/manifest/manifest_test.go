@@ -221,3 +221,23 @@ func TestReadyAfter(t *testing.T) {
 		}
 	}
 }
+
+func TestStopsItself(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Duration{
+		``:                                    0,
+		`"disconnect": {}`:                    0,
+		`"disconnect": {"stop_after": "30s"}`: 40 * time.Second,
+		`"disconnect": {"stop_after": "30s"}, "hooks": {"before_stop": {"path": "bin/x"}}`:                  100 * time.Second,
+		`"disconnect": {"stop_after": "30s"}, "hooks": {"before_stop": {"path": "bin/x", "timeout": "5s"}}`: 45 * time.Second,
+		`"disconnect": {"stop_after": "30s"}, "hooks": {"after_stop": {"path": "bin/x", "timeout": "5s"}}`:  40 * time.Second,
+	} {
+		var m manifest.Manifest
+		if err := json.Unmarshal([]byte("{"+text+"}"), &m); err != nil {
+			t.Fatal(err)
+		}
+		if got, ever := m.StopsItself(); got != want || ever != (want > 0) {
+			t.Errorf("%s: %s, %t; want %s", text, got, ever, want)
+		}
+	}
+}

@@ -31,6 +31,9 @@ type Node struct {
 	// CountsDrops: the preparer counts the copies that stop being available (ADR 11). While one does not, whatever its node reports
 	// may be a drop.
 	CountsDrops bool `json:"counts_drops,omitempty"`
+	// EnforcesStopAfter: every supervisor of the node that runs a pod with disconnect.stop_after stops it by itself, whatever becomes of the
+	// preparer. Without it time alone says nothing of ordered pods there (ADR 23).
+	EnforcesStopAfter bool `json:"enforces_stop_after,omitempty" feature:"ordered"`
 	// Isolation is what pods of the node have of their own: "none", or some of "users,cgroup,tmp"; "refused": they should have
 	// users and cannot, so that none is started. Empty: an older preparer, which does not say.
 	Isolation string `json:"isolation,omitempty"`

@@ -11,6 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/claim"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
@@ -109,6 +110,35 @@ func (w *worker) without(rec *Record) string {
 		return "without the node's name"
 	}
 	return "without contact to Consul"
+}
+
+// enforcesStopAfter reports whether whatever runs here of pods with stop_after, and what is started next, is stopped by its supervisor too. The
+// caller is in pods.do.
+func (p *Preparer) enforcesStopAfter() bool {
+	if !p.allKnown() || !p.cfg.Runtime.Watchdogs() {
+		return false
+	}
+	for _, e := range p.pods.all {
+		for i := range e.procs {
+			if !e.id.Local() && !enforced(&e.procs[i]) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// enforced reports whether a process stops by itself if it must: it was started so, does not run, or is of a pod that may run on. What it was
+// started from may not be known.
+func enforced(s *runtime.Status) bool {
+	switch s.Phase {
+	case runtime.Unknown:
+		return false
+	case runtime.Stopped, runtime.Exited:
+		return true
+	default:
+		return s.Spec.Watchdog != nil || !s.Spec.StartSuspended // who has stop_after is started so
+	}
 }
 
 // errSuspended says that a pod does not run, and that nothing needs to be done about it.

@@ -169,6 +169,7 @@ type Preparer struct {
 	locals   *locals
 	reserve  *durable.Reserve
 	spent    wait.Signal // something of the reserve was used
+	enforces bool        // see enforcesStopAfter; guarded as the pods are
 }
 
 // New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged. A disk that gives none
@@ -224,7 +225,7 @@ func New(cfg Config) (*Preparer, error) {
 	}
 	p.inbox = inbox
 	p.node = install.New(install.Config{
-		Host: cfg.Host, Node: cfg.Node.Name, Address: cfg.Node.Address, Reserve: reserve, Log: p.log, Limiter: p.limiter,
+		Host: cfg.Host, Node: cfg.Node.Name, Address: cfg.Node.Address, ContactNote: p.contact.Path(), Reserve: reserve, Log: p.log, Limiter: p.limiter,
 		HookFailed: cfg.Metrics.hookFailures.Inc, FetchFailed: p.prunable.Raise,
 	}, numbers)
 	p.agent, err = register.New(register.Config{

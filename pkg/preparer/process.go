@@ -11,6 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 )
 
@@ -169,9 +170,14 @@ func (w *worker) saveLaunching(rec Record, launching bool) (Record, error) {
 // startAll starts processes. When one is refused, those that were started along with it are stopped again: a pod's
 // processes live together or not at all.
 func (w *worker) startAll(ctx context.Context, rec *Record, v *install.Version, ids []string) error {
+	if stopAfter(v.M) != proc.Never {
+		if err := w.keepContact(rec); err != nil {
+			return err
+		}
+	}
 	var started []string
-	for _, proc := range rec.Installed.Processes {
-		spec, err := v.Spec(proc)
+	for _, one := range rec.Installed.Processes {
+		spec, err := v.Spec(one)
 		if err == nil && slices.Contains(ids, spec.ID) {
 			started = append(started, spec.ID) // the answer of one that was started may be lost
 			if err = w.processes.Start(ctx, spec); err == nil {
@@ -187,6 +193,16 @@ func (w *worker) startAll(ctx context.Context, rec *Record, v *install.Version, 
 		}
 	}
 	return nil
+}
+
+// keepContact makes sure that a pod with stop_after may still start, after all that came before, and has the note of the last contact say what
+// is known: with an older one the supervisor would stop at once what is started.
+func (w *worker) keepContact(rec *Record) error {
+	suspended, err := w.mustNotRun(rec)
+	if err == nil && suspended {
+		err = errors.New("contact to Consul was lost while it was prepared")
+	}
+	return errors.Join(err, w.contact.Keep())
 }
 
 // mend has everything present again that the installed version is launched from, when a process cannot be started. The runtime tries again by

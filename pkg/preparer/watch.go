@@ -75,6 +75,10 @@ func (p *Preparer) sawRuntime(procs []runtime.Status) {
 			p.pods.seen.Raise()
 			close(p.ready)
 		}
+		if now := p.enforcesStopAfter(); now != p.enforces {
+			p.enforces = now
+			p.pods.record.Raise()
+		}
 	})
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -74,6 +73,8 @@ type Contact struct {
 	reserve *durable.Reserve
 	started proc.Moment
 
+	writing sync.Mutex // held while the note is written; taken before mu
+
 	mu       sync.Mutex
 	serving  bool
 	last     proc.Moment // the zero value when it is not known
@@ -84,7 +85,8 @@ type Contact struct {
 	read proc.Moment
 }
 
-const contactFile = "contact.json"
+// ContactFile is the note of the last contact in a data directory. Supervisors read it too.
+const ContactFile = "contact.json"
 
 // OpenContact reads what the predecessor noted in the data directory. A note that cannot be understood is as none.
 func OpenContact(dir string, reserve *durable.Reserve) (*Contact, error) {
@@ -92,17 +94,17 @@ func OpenContact(dir string, reserve *durable.Reserve) (*Contact, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Contact{Changed: wait.NewSignal(), path: filepath.Join(dir, contactFile), reserve: reserve, started: now}
-	data, err := os.ReadFile(c.path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	c := &Contact{Changed: wait.NewSignal(), path: filepath.Join(dir, ContactFile), reserve: reserve, started: now}
+	c.last, err = proc.ReadNote(c.path, now)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, proc.ErrNote) {
 		return nil, fmt.Errorf("read time of last contact: %w", err)
-	}
-	if err == nil && json.Unmarshal(data, &c.last) != nil {
-		c.last = proc.Moment{}
 	}
 	c.noted = c.last
 	return c, nil
 }
+
+// Path returns the file of the note.
+func (c *Contact) Path() string { return c.path }
 
 // Serve notes that a session begins or ends. It ends at most 1.5 TTL after the servers last answered.
 func (c *Contact) Serve(serving bool) {
@@ -170,32 +172,73 @@ const (
 	maxNoteEvery = time.Minute
 )
 
+// NoteEvery is how often the note is renewed for a pod that may run for so long without contact.
+func NoteEvery(stopAfter time.Duration) time.Duration {
+	return min(max(stopAfter/10, MinNoteEvery), maxNoteEvery)
+}
+
 // Note keeps the note so fresh that it is off by a tenth of what pods allow, of which stopAfter is the shortest. It returns when it is
 // due again; proc.Never: not before something changes.
 func (c *Contact) Note(now proc.Moment, stopAfter time.Duration) (due time.Duration, err error) {
-	every := min(max(stopAfter/10, MinNoteEvery), maxNoteEvery)
-	c.mu.Lock()
-	if c.serving {
-		c.last = now
-	}
-	last, serving, fresh := c.last, c.serving, now.Since(c.noted) < every
-	same := last == c.noted
-	c.mu.Unlock()
+	every := NoteEvery(stopAfter)
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	last, serving := c.at(now)
 	if due = proc.Never; serving {
 		due = every
 	}
-	if same || serving && fresh {
+	if noted := c.notedAt(); last == noted || serving && now.Since(noted) < every {
 		return due, nil
 	}
-	data, err := json.Marshal(last)
-	if err == nil {
-		err = c.reserve.WriteFile(c.path, data)
+	if err := c.write(last); err != nil {
+		return MinNoteEvery, err
+	}
+	return due, nil
+}
+
+// Keep has the note say what is known now. Whoever starts what is stopped by the note calls it before.
+func (c *Contact) Keep() error {
+	now, err := proc.Now()
+	if err != nil {
+		return err
+	}
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	last, _ := c.at(now)
+	return c.write(last)
+}
+
+// at returns when the last contact was, and whether it lasts.
+func (c *Contact) at(now proc.Moment) (last proc.Moment, serving bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.serving {
+		c.last = now
+	}
+	return c.last, c.serving
+}
+
+func (c *Contact) notedAt() proc.Moment {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.noted
+}
+
+// write writes the note. The caller holds writing. Only the first one, or one on a file system that never writes in place, may need room on
+// the disk.
+func (c *Contact) write(last proc.Moment) error {
+	err := proc.WriteNote(c.path, last)
+	if durable.Full(err) {
+		var data []byte
+		if data, err = json.Marshal(last); err == nil {
+			err = c.reserve.WriteFile(c.path, data)
+		}
 	}
 	if err != nil {
-		return MinNoteEvery, fmt.Errorf("write time of last contact: %w", err)
+		return fmt.Errorf("write time of last contact: %w", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.noted = last
-	return due, nil
+	return nil
 }

@@ -46,7 +46,7 @@ func TestMayRun(t *testing.T) {
 
 func TestNoteOfContactThatCannotBeRead(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, contactFile), []byte("{"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, ContactFile), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	c, err := OpenContact(dir, nil)

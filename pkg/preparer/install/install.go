@@ -62,6 +62,7 @@ type Host struct {
 type Config struct {
 	Host
 	Node, Address string // the node's name, and an address of this machine that its pods listen on
+	ContactNote   string // absolute: the file that says when Consul was last in touch
 	Reserve       *durable.Reserve
 	Log           obs.Logger
 	Limiter       *loop.LogLimiter

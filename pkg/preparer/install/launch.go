@@ -57,6 +57,10 @@ func (v *Version) Spec(of Process) (runtime.Spec, error) {
 	if r := l.Restart; r != nil {
 		restart.Policy, restart.Min, restart.Max = cmp.Or(r.Policy, restart.Policy), r.BackoffMin.Or(restart.Min), r.BackoffMax.Or(restart.Max)
 	}
+	var watchdog *runtime.Watchdog
+	if after, ever := v.M.StopsItself(); ever && !v.ID.Local() {
+		watchdog = &runtime.Watchdog{Note: v.n.cfg.ContactNote, Timeout: after}
+	}
 	id := SpecID(v.ID, v.In, of.Name)
 	return runtime.Spec{Isolation: iso, Process: runtime.Process{
 		ID:  id,
@@ -66,7 +70,7 @@ func (v *Version) Spec(of Process) (runtime.Spec, error) {
 		LogPath:  filepath.Join(v.n.Logs(v.ID), of.Name+".log"),
 		LogBytes: v.n.cfg.LogBytes, LogKeep: v.n.cfg.LogKeep,
 		StopGrace: l.StopGrace.Or(manifest.DefaultStopGrace), StopSignal: l.StopSignal,
-		Restart: restart, StartSuspended: v.M.Disconnect != nil && v.M.Disconnect.StopAfter != nil,
+		Restart: restart, StartSuspended: v.M.Disconnect != nil && v.M.Disconnect.StopAfter != nil, Watchdog: watchdog,
 	}}, nil
 }
 
