@@ -23,6 +23,7 @@ func eachNode(e *env) {
 	start(2, "ssd")
 	start(3, "hdd")
 	e.farm("f1", "")
+	e.gateOpen()
 	deploy := func(version string) {
 		w := web{version: version, update: "step: 1"}
 		text := strings.NewReplacer("replicas: 0\n", "mode: each-node\n", `node_selector: ""`, `node_selector: "disk=ssd"`).Replace(e.document(w))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/election"
+	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -84,6 +85,12 @@ func (e *env) isGate(version string) error {
 		err = fmt.Errorf("the gate is %s, want %s", gate.Value.Version, version)
 	}
 	return err
+}
+
+// gateOpen waits until everything that this version brought may be written.
+func (e *env) gateOpen() {
+	e.t.Helper()
+	e.within(limit, func() error { return e.isGate(feature.Known.Newest()) })
 }
 
 // leads waits until one of some farms leads.

@@ -79,6 +79,7 @@ func roles(e *env) {
 	e.startConsul("")
 	agents, preparers := e.machines(3)
 	e.farm("f1", "")
+	e.gateOpen()
 	e.rcctl(e.grouped(4, "primary"), "apply", "-f", "-", "--wait", "--timeout", limit.String())
 	id := e.rcID("hello")
 	first := e.identities(id)

@@ -48,7 +48,7 @@ func (c *Client) Service(ctx context.Context, name string) (*record.Service, err
 func (c *Client) Commit(ctx context.Context, d *record.Draft) error {
 	d.Signatures = c.Signatures
 	if d.Rollout != nil && d.Rollout.Epoch == "" { // the plan saw no cluster, or one without a first farm
-		schema, err := c.Store.EnsureSchema(ctx)
+		schema, err := c.Store.Operator.EnsureSchema(ctx)
 		if err != nil {
 			return fmt.Errorf("read schema: %w", err)
 		}

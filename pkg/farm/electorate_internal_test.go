@@ -48,8 +48,8 @@ func TestTheLeaderTellsOfTheElection(t *testing.T) {
 	now := time.Now().UTC()
 	wrong := map[string]string{electionKey: "StrategyConflict: they disagree"}
 	next, tells, active, later := trackRecords(nil, wrong, now, nil, true)
-	if got := next[electionKey]; len(got) != 1 || got[0].Type != alert.ElectionTrouble || len(tells)+len(active) != 0 || !later {
-		t.Fatalf("%+v, %+v, %v, %t", next, tells, active, later)
+	if got := next[electionKey]; len(got) != 1 || got[0].Type != alert.ElectionTrouble || len(tells)+len(active) != 0 || later != 30*time.Second {
+		t.Fatalf("%+v, %+v, %v, %s", next, tells, active, later)
 	}
 	next, tells, active, _ = trackRecords(next, wrong, now.Add(31*time.Second), nil, true)
 	if len(tells) != 1 || len(active) != 1 || active[0] != rc.ConditionType("ElectionTrouble") {
@@ -57,7 +57,7 @@ func TestTheLeaderTellsOfTheElection(t *testing.T) {
 	}
 	told := map[string]bool{tells[0].ID(): true}
 	next, tells, _, later = trackRecords(next, nil, now.Add(40*time.Second), told, true)
-	if len(tells) != 1 || !tells[0].Resolved || later {
-		t.Errorf("%+v, %+v, %t", next, tells, later)
+	if len(tells) != 1 || !tells[0].Resolved || later != 0 {
+		t.Errorf("%+v, %+v, %s", next, tells, later)
 	}
 }

@@ -2,6 +2,7 @@ package farm
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/janitor"
@@ -14,29 +15,31 @@ import (
 // Gatekeeper is how the leader raises the version gate (ADR 28).
 type Gatekeeper interface {
 	PresentGate(ctx context.Context) (store.Rec[store.Gate], error)
+	FirstRaise(ctx context.Context, gate store.Rec[store.Gate]) (to string, err error)
 	Writers(ctx context.Context) ([]feature.Writer, error)
 	RaiseGate(ctx context.Context, rec store.Rec[store.Gate], to string) error
 }
 
-// heldWarnAfter is after how long the log says for whom features wait, and between two times that it does.
-const heldWarnAfter = time.Hour
+// gateKey is the key of what holds the gate back, among those of records.
+const gateKey = "gate/held"
 
 // gateDuty is what the leader knows of the gate.
 type gateDuty struct {
-	*core
+	*speaker
 	as      Gatekeeper
 	lookout feature.Lookout
 	gate    store.Rec[store.Gate]
 	read    time.Time         // zero: it must be read
+	begun   bool              // it was found out whether an operator has just made it
 	gone    map[string]uint64 // nodes that do not count, with the FreeIndex of that
 	asked   time.Time         // when the store was asked for that last
-	warned  time.Time         // when the log said last who holds it back; zero while nothing waits
 }
 
 // tendGate raises the gate once everybody who lives allows it, and says what waits for whom.
 func (f *Farm) tendGate(ctx context.Context, as Gatekeeper) error {
 	defer f.cfg.Metrics.gate(0, 0)
-	d := gateDuty{core: f.core, as: as}
+	defer f.speaker.unreadable.forget(gateKind)
+	d := gateDuty{speaker: f.speaker, as: as}
 	for {
 		if err := d.look(ctx, time.Now()); err != nil && ctx.Err() == nil {
 			f.log.WithError(err).Warn("cannot look after the version gate; trying again")
@@ -55,6 +58,9 @@ func (d *gateDuty) look(ctx context.Context, now time.Time) (err error) {
 		}
 		d.read = now
 	}
+	if raised, err := d.begin(ctx); raised || err != nil {
+		return err
+	}
 	gate := d.gate.Value.Version
 	nodes, _ := d.cache.nodesAt()
 	fleet := janitor.Fleet{Nodes: nodes, Synced: d.kit.nodeSync.synced(d.cache.now().schema.Value.Epoch), Now: now}
@@ -62,7 +68,7 @@ func (d *gateDuty) look(ctx context.Context, now time.Time) (err error) {
 		return err
 	}
 	living := d.cache.writers(d.gone)
-	d.tell(now, gate, living)
+	d.tell(gate, living)
 	if !fleet.Synced {
 		living = nil // there may be others
 	}
@@ -72,6 +78,33 @@ func (d *gateDuty) look(ctx context.Context, now time.Time) (err error) {
 	}
 	d.read = time.Time{}
 	return d.raise(ctx, to)
+}
+
+// begin raises, once, a gate that an operator has made with the first records of the cluster: nobody has written anything by then that an older
+// program could drop.
+func (d *gateDuty) begin(ctx context.Context) (raised bool, err error) {
+	if d.begun {
+		return false, nil
+	}
+	to, err := d.as.FirstRaise(ctx, d.gate)
+	if err != nil {
+		return false, err
+	}
+	d.begun = true
+	if to == "" {
+		return false, nil
+	}
+	d.read = time.Time{}
+	return true, d.write(ctx, d.gate, to)
+}
+
+// write makes the gate a version.
+func (d *gateDuty) write(ctx context.Context, rec store.Rec[store.Gate], to string) error {
+	if err := d.as.RaiseGate(ctx, rec, to); err != nil {
+		return err
+	}
+	d.log.WithFields(obs.Fields{"gate": to, "before": rec.Value.Version}).Info("raised the version gate")
+	return nil
 }
 
 // findGone finds out, once in a sweep, which of the nodes that hold the gate back are gone with all that they ran. Where most nodes are gone, it
@@ -123,26 +156,27 @@ func (d *gateDuty) raise(ctx context.Context, to string) error {
 	if rec.Index != 0 && !feature.After(next, rec.Value.Version) {
 		return nil
 	}
-	if err := d.as.RaiseGate(ctx, rec, next); err != nil {
-		return err
-	}
-	d.log.WithFields(obs.Fields{"gate": next, "before": rec.Value.Version}).Info("raised the version gate")
-	return nil
+	return d.write(ctx, rec, next)
 }
 
-// tell says what waits for the gate.
-func (d *gateDuty) tell(now time.Time, gate string, living []feature.Writer) {
-	waiting, behind := feature.Known.Waiting(gate), feature.Below(feature.Known.Newest(), living)
-	d.cfg.Metrics.gate(len(waiting), len(behind))
-	switch {
-	case len(waiting) == 0:
-		d.warned = time.Time{}
-	case d.warned.IsZero():
-		d.warned = now
-	case now.Sub(d.warned) >= heldWarnAfter:
-		d.warned = now
-		d.log.WithFields(obs.Fields{"gate": gate, "behind": feature.Names(behind)}).Warn("new fields of records wait until others are upgraded")
+// tell says what waits for the gate, and for whom. The leader is of the oldest version that lives, which may not know what the others wait for.
+func (d *gateDuty) tell(gate string, living []feature.Writer) {
+	newest := feature.Highest(feature.Known.Newest(), living)
+	behind := feature.Below(newest, living)
+	d.cfg.Metrics.gate(len(feature.Known.Waiting(gate)), len(behind))
+	texts := map[string]string{}
+	if feature.After(newest, gate) {
+		texts[gateKey] = heldText(gate, newest, behind)
 	}
+	d.unreadable.found(gateKind, texts)
+}
+
+func heldText(gate, newest string, behind []feature.Writer) string {
+	who := "not all nodes have said what they run, or it is about to be raised"
+	if len(behind) > 0 {
+		who = "these are older: " + feature.Names(behind)
+	}
+	return fmt.Sprintf("what version %s brings waits, as the version gate is %s: %s", newest, gate, who)
 }
 
 // writers returns the farms and nodes that count as living, as last seen: nodes unless they are gone.

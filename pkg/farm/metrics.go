@@ -64,7 +64,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		owned:       f.Gauge("owned_rcs", "Controllers that this farm owns."),
 		unclaimed:   f.Gauge("unclaimed_rcs", "Controllers that no farm owned in two sweeps in a row; reported by the leader."),
 		gateWaiting: f.Gauge("gate_waiting_features", "Features of the leader's program that may not be written yet, because somebody who lives is older (ADR 28)."),
-		gateBehind:  f.Gauge("gate_behind", "Farms and nodes that emulate less than the newest feature of the leader's program."),
+		gateBehind:  f.Gauge("gate_behind", "Farms and nodes that emulate less than the leader's program, a farm or a node does that is the newest."),
 		leads:       f.Gauge("leads", "1 while this farm leads: it does what belongs to no controller."),
 		synced:      f.Gauge("settled", "1 when every living node has said what it runs in this cluster, so that pods may be added."),
 		tripped:     f.Gauge("breaker_tripped", "1 while the mass-stop breaker is tripped or cannot be read: nothing is stopped."),

@@ -74,6 +74,7 @@ const (
 	straysKind   = "strays"
 	unownedKind  = "unowned"
 	orphanedKind = "orphaned"
+	gateKind     = "gate"
 )
 
 // found is say for such a kind.
@@ -99,7 +100,7 @@ func (u *unreadables) forget(kind string) {
 func (u *unreadables) complete() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.looked[straysKind] && u.looked[unownedKind] && u.looked[orphanedKind]
+	return u.looked[straysKind] && u.looked[unownedKind] && u.looked[orphanedKind] && u.looked[gateKind]
 }
 
 // corruptKeys returns what is said about unreadable records, by their keys.
@@ -147,13 +148,17 @@ const unreadableEvery = time.Second
 func (f *speaker) tellUnreadable(ctx context.Context, as Duties) error {
 	defer f.cfg.Metrics.Alerting(recordsName, nil)
 	told := map[string]bool{}
-	due := true // this leader has not looked yet
+	next := time.Now() // this leader has not looked yet
 	for {
-		if errs, changed := f.unreadable.all(); due || changed {
-			var err error
-			if told, due, err = f.tellRecords(ctx, as, errs, told); err != nil && ctx.Err() == nil {
+		now := time.Now()
+		if errs, changed := f.unreadable.all(); changed || !next.IsZero() && !now.Before(next) {
+			pending, again, err := f.tellRecords(ctx, as, errs, told)
+			if err != nil && ctx.Err() == nil {
 				f.log.WithError(err).Warn("cannot keep what was told about records that cannot be read")
-				due = true
+			}
+			told, next = pending, time.Time{}
+			if again > 0 {
+				next = now.Add(again)
 			}
 		}
 		if err := wait.Pause(ctx, unreadableEvery); err != nil {
@@ -166,27 +171,30 @@ func (f *speaker) tellUnreadable(ctx context.Context, as Duties) error {
 const recordsName = "records"
 
 // tellRecords stores where incidents stand, and then tells what has to be told. It returns what was told and is not stored
-// yet, and whether another look is due.
-func (f *speaker) tellRecords(ctx context.Context, as Duties, errs map[string]string, told map[string]bool) (pending map[string]bool, due bool, err error) {
+// yet, and when another look is due; zero: when something has changed.
+func (f *speaker) tellRecords(ctx context.Context, as Duties, errs map[string]string, told map[string]bool) (pending map[string]bool, again time.Duration, err error) {
 	rec, err := as.ReadIncidents(ctx)
 	if err != nil {
-		return told, true, err
+		return told, unreadableEvery, err
 	}
 	now := time.Now().UTC()
-	next, tells, active, later := trackRecords(rec.Value.Records, together(rec.Value.Records, errs), now, told, f.unreadable.complete())
+	next, tells, active, again := trackRecords(rec.Value.Records, together(rec.Value.Records, errs), now, told, f.unreadable.complete())
 	if !reflect.DeepEqual(next, rec.Value.Records) && len(next)+len(rec.Value.Records) > 0 {
 		rec.Value.Records = next
 		err := as.WriteIncidents(ctx, rec)
 		if errors.Is(err, store.ErrConflict) {
-			return told, true, nil // a farm of an earlier version, which does it by its id
+			return told, unreadableEvery, nil // a farm of an earlier version, which does it by its id
 		}
 		if err != nil {
-			return told, true, err
+			return told, unreadableEvery, err
 		}
 	}
 	pending, _ = f.kit.teller.Due(ctx, "", tells, told)
 	f.cfg.Metrics.Alerting(recordsName, active)
-	return pending, later || len(tells) > 0, nil
+	if len(tells) > 0 {
+		again = unreadableEvery // to store that
+	}
+	return pending, again, nil
 }
 
 // maxRecords is how many records that cannot be read are told by their keys; those besides are told together, as moreRecords.
@@ -227,8 +235,8 @@ func together(before map[string][]rc.Incident, errs map[string]string) map[strin
 }
 
 // trackRecords moves the incidents of records that cannot be read, as alert.Track does those of a controller. Where not
-// everything was looked for, what another farm had found stays as it is. It says whether something is to be told later.
-func trackRecords(before map[string][]rc.Incident, errs map[string]string, now time.Time, told map[string]bool, complete bool) (next map[string][]rc.Incident, tells []alert.Tell, active []rc.ConditionType, later bool) {
+// everything was looked for, what another farm had found stays as it is. It says after how long something is to be told; zero: nothing is.
+func trackRecords(before map[string][]rc.Incident, errs map[string]string, now time.Time, told map[string]bool, complete bool) (next map[string][]rc.Incident, tells []alert.Tell, active []rc.ConditionType, again time.Duration) {
 	keys := map[string]bool{}
 	for key := range before {
 		keys[key] = true
@@ -250,22 +258,28 @@ func trackRecords(before map[string][]rc.Incident, errs map[string]string, now t
 		}
 		var due time.Duration
 		is.Incidents, due = alert.Track(alert.Input{Before: was, After: is, Now: now, Notified: told})
-		later = later || due > 0
+		if due > 0 && (again == 0 || due < again) {
+			again = due
+		}
 		if len(is.Incidents) > 0 {
 			next[key] = is.Incidents
 		}
 		tells = append(tells, alert.Due(is, now)...)
 		active = append(active, alert.Active(is, now)...)
 	}
-	return next, tells, active, later
+	return next, tells, active, again
 }
 
 // kindOf returns what it is called that something is wrong with what is told under a key.
 func kindOf(key string) rc.ConditionType {
-	if key == electionKey {
+	switch key {
+	case electionKey:
 		return alert.ElectionTrouble
+	case gateKey:
+		return alert.GateHeld
+	default:
+		return rc.Unreadable
 	}
-	return rc.Unreadable
 }
 
 // joinedError is many errors that are told in a few words: a pass may meet thousands of one kind.

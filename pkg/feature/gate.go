@@ -57,6 +57,14 @@ type ClosedError struct {
 	Behind []Writer // who keeps the gate where it is, as far as is known
 }
 
+// Highest returns the newest version that some writers write records of, or the least that it may be.
+func Highest(least string, living []Writer) string {
+	for _, w := range living {
+		least = higher(least, Counted(w.Emulates))
+	}
+	return least
+}
+
 // maxNamed is how many writers are named.
 const maxNamed = 5
 

@@ -92,7 +92,7 @@ func (s *conn) did(what, show string, err error) error {
 func (s *conn) ensureSchema(ctx context.Context) error {
 	_, err := s.Schema.Get(ctx, store.Default)
 	if errors.Is(err, store.ErrNotFound) {
-		_, err = s.EnsureSchema(ctx)
+		_, err = s.Operator.EnsureSchema(ctx)
 		err = s.did("the records that a new cluster begins with", "rcctl rc list", err)
 	}
 	if err != nil {

@@ -34,20 +34,57 @@ func (s *Views) PresentGate(ctx context.Context) (Rec[Gate], error) {
 	return rec, err
 }
 
+// newGate returns the gate of a cluster without records.
+func newGate(version string) Gate {
+	return Gate{Version: version, By: "the first writer", At: time.Now().UTC().Truncate(time.Second)}
+}
+
 // firstGate returns the gate of a cluster without records: what this program emulates, as nothing is there that others have written. But it
 // may be one that was wiped. Then other daemons live, and Consul's catalog tells what they emulate; where that cannot be read it is the oldest.
 func (s *db) firstGate(ctx context.Context) Gate {
-	living := []feature.Writer{{Emulates: s.guard.own()}}
+	living, err := s.passing(ctx)
+	if err != nil {
+		return newGate(feature.Oldest)
+	}
+	return newGate(feature.Next(feature.Oldest, append(living, feature.Writer{Emulates: s.guard.own()})))
+}
+
+// passing returns the daemons that pass in Consul's catalog, also those whose records were wiped.
+func (s *db) passing(ctx context.Context) (living []feature.Writer, err error) {
 	for _, kind := range []string{"farm", "preparer"} {
 		metas, err := s.c.Catalog.Passing(ctx, consul.ServiceName(kind), prefixMeta, s.keys.Prefix())
 		if err != nil {
-			living = append(living, feature.Writer{})
+			return nil, err
 		}
 		for _, meta := range metas {
-			living = append(living, feature.Writer{Emulates: meta[emulatesMeta]})
+			living = append(living, feature.Writer{Kind: kind, Emulates: meta[emulatesMeta]})
 		}
 	}
-	return Gate{Version: feature.Next(feature.Oldest, living), By: "the first writer", At: time.Now().UTC().Truncate(time.Second)}
+	return living, nil
+}
+
+// FirstRaise returns what a gate may be raised to at once that nobody has raised since an operator made it with the cluster's first records: what all emulate that live or
+// pass in Consul's catalog. "": it is another one.
+func (s *Leader) FirstRaise(ctx context.Context, gate Rec[Gate]) (string, error) {
+	schema, err := s.Schema.Get(ctx, consul.Consistent)
+	switch {
+	case errors.Is(err, ErrNotFound), err == nil && schema.Index != gate.Index: // they were not made together, or one has moved
+		return "", nil
+	case err != nil:
+		return "", err
+	}
+	living, err := s.Writers(ctx)
+	if err != nil {
+		return "", err
+	}
+	passing, err := s.passing(ctx)
+	if err != nil {
+		return "", err
+	}
+	if to := feature.Next(gate.Value.Version, append(living, passing...)); feature.After(to, gate.Value.Version) {
+		return to, nil
+	}
+	return "", nil
 }
 
 // raiseGate returns what makes the gate a version, if it is as it was read.

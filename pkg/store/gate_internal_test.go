@@ -300,6 +300,39 @@ func TestFirstGate(t *testing.T) {
 	}
 }
 
+// An operator who is newer than the daemons makes the first records, and no gate that they are behind: a daemon of an older version goes on from there. The
+// leader raises it at once to what all emulate, unless somebody has moved it.
+func TestAnOperatorMakesTheOldestGate(t *testing.T) {
+	t.Parallel()
+	st := empty(t).beside(t, "9.0.0")
+	if _, err := st.Operator.EnsureSchema(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	older := st.beside(t, "0.2.0")
+	write(t, older, consul.Set(st.keys.Farms.Key("f1"), []byte(`{"id":"f1","emulation_version":"0.2.0"}`)))
+	gate, err := older.PresentGate(t.Context())
+	if err != nil || gate.Index == 0 || gate.Value.Version != feature.Oldest {
+		t.Fatalf("%+v, %v", gate, err)
+	}
+	leader := older.Leader("f1", older.c.Commit)
+	first := func(want string) {
+		t.Helper()
+		gate, err := leader.PresentGate(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if to, err := leader.FirstRaise(t.Context(), gate); err != nil || to != want {
+			t.Errorf("it may be raised to %q, want %q: %v", to, want, err)
+		}
+	}
+	first("0.2.0")
+	write(t, older, consul.Set(st.keys.Nodes.Key("n1"), []byte(`{"name":"n1"}`)))
+	first("") // a node from before the gate
+	write(t, older, consul.Delete(st.keys.Nodes.Key("n1")))
+	write(t, older, older.raiseGate(gate, "0.1.0", "f1")...)
+	first("")
+}
+
 // A farm says which nodes it could not tell as soon as the gate allows that, and is heard before, too.
 func TestUntoldNodesWaitForTheGate(t *testing.T) {
 	t.Parallel()

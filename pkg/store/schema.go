@@ -11,6 +11,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
@@ -57,12 +58,23 @@ func newSchema(above ...string) Schema {
 }
 
 // EnsureSchema returns the schema record. When it is missing it is created, together with the gate, the breaker and the shared
-// marker keys that are missing, so that two first writers cannot both succeed.
+// marker keys that are missing, so that two first writers cannot both succeed. The gate is as new as this program, unless older daemons pass in
+// Consul's catalog.
 func (s *db) EnsureSchema(ctx context.Context) (Rec[Schema], error) {
+	return s.ensureSchema(ctx, s.firstGate)
+}
+
+// EnsureSchema is that of operators, whose programs say nothing about the daemons that are to come: the gate that it makes is the oldest. The leader of the farms
+// raises it at once.
+func (s *Operator) EnsureSchema(ctx context.Context) (Rec[Schema], error) {
+	return s.ensureSchema(ctx, func(context.Context) Gate { return newGate(feature.Oldest) })
+}
+
+func (s *db) ensureSchema(ctx context.Context, gate func(context.Context) Gate) (Rec[Schema], error) {
 	return backoff.Retry(ctx, func() (Rec[Schema], error) {
 		rec, err := s.Schema.Get(ctx, consul.Consistent)
 		if errors.Is(err, ErrNotFound) {
-			if err = s.createSchema(ctx); err != nil && !again(err) {
+			if err = s.createSchema(ctx, gate); err != nil && !again(err) {
 				return rec, permanent(err)
 			}
 			return s.Schema.Get(ctx, consul.Consistent)
@@ -90,7 +102,7 @@ func tries() []backoff.RetryOption {
 	return []backoff.RetryOption{backoff.WithBackOff(wait.NewPace(10*time.Millisecond, time.Second)), backoff.WithMaxElapsedTime(0)}
 }
 
-func (s *db) createSchema(ctx context.Context) error {
+func (s *db) createSchema(ctx context.Context, gate func(context.Context) Gate) error {
 	optional := append(s.keys.markers(), s.keys.Breaker.Key(), s.keys.Gate.Key())
 	found, err := s.c.GetMany(ctx, optional, consul.Consistent)
 	if err != nil {
@@ -106,7 +118,7 @@ func (s *db) createSchema(ctx context.Context) error {
 		case s.keys.Breaker.Key():
 			value = encode(Breaker{})
 		case s.keys.Gate.Key():
-			value = encode(s.firstGate(ctx))
+			value = encode(gate(ctx))
 		}
 		ops = append(ops, consul.CAS(key, value, 0))
 	}

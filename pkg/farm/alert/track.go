@@ -28,6 +28,8 @@ const (
 	// ElectionTrouble: the farms cannot elect a leader as they should: none answers, they disagree, or some of them cannot be chosen. It is
 	// told without a controller.
 	ElectionTrouble rc.ConditionType = "ElectionTrouble"
+	// GateHeld: new fields of records wait for farms or nodes of an older version. It is told without a controller.
+	GateHeld rc.ConditionType = "GateHeld"
 )
 
 // ElectionTroubleAfter is how long an election may take before somebody is told.
@@ -52,6 +54,7 @@ var Rules = []Rule{
 	{Type: "Holding", After: 5 * time.Minute},
 	{Type: NotConverged, After: 15 * time.Minute},
 	{Type: "Regressed", After: time.Hour},
+	{Type: GateHeld, After: time.Hour}, // an upgrade takes its time
 }
 
 // Input is what incidents follow from.
@@ -127,10 +130,13 @@ func (in *Input) step(i rc.Incident) (next rc.Incident, keep bool) {
 	if i.ResolvedAt != nil {
 		return i, !in.Notified[Tell{Incident: i, Resolved: true}.ID()]
 	}
-	if _, _, still := in.state(i.Type); still {
+	wait, known := after(i.Type)
+	if reason, _, still := in.state(i.Type); still {
+		if i.AlertedAt == nil && known && wait > 0 && in.Now.Sub(i.Since) >= wait {
+			i.Reason = field.Cut(reason, rc.MaxReason) // people are told what is so when they are told, not what was when it began
+		}
 		return i, true
 	}
-	wait, known := after(i.Type)
 	if i.AlertedAt == nil && (!known || in.Now.Sub(i.Since) < wait) {
 		return i, false
 	}
