@@ -55,12 +55,17 @@ type Pusher struct {
 	mu      sync.Mutex
 	nodes   map[string]*peer // that something is to be told, or could not be told lately
 	waiting int              // requests
+	failing int              // nodes that could not be told
+	// ready are the nodes whose turn it is, in this order: those that could be told when it was tried last, and after them the others.
+	ready, retried []*peer
+	look           time.Time // when it may be the turn of others
 }
 
 // peer is a node, and what it is still to be told. The Pusher's mutex guards it.
 type peer struct {
 	Target
 	requests map[string]waiting // the latest, by controller
+	queued   bool               // it is its turn
 	sending  bool
 	due      time.Time // when the next request may be sent
 	pace     *backoff.ExponentialBackOff
@@ -103,8 +108,28 @@ func (p *Pusher) Tell(to Target, r scale.Request) {
 	case !replaces:
 		p.waiting++
 	}
-	n.requests[r.Epoch.RCID] = waiting{r, time.Now()}
+	now := time.Now()
+	n.requests[r.Epoch.RCID] = waiting{r, now}
+	p.queue(n, now)
 	p.wake.Raise()
+}
+
+// queue makes it a node's turn, if it can be.
+func (p *Pusher) queue(n *peer, now time.Time) {
+	switch {
+	case n.queued || n.sending || len(n.requests) == 0:
+		return
+	case n.due.After(now):
+		if n.due.Before(p.look) {
+			p.look = n.due
+		}
+		return
+	case n.failed == "":
+		p.ready = append(p.ready, n)
+	default:
+		p.retried = append(p.retried, n)
+	}
+	n.queued = true
 }
 
 // later reports whether a request about a controller is later than another one.
@@ -147,25 +172,12 @@ const idlePause = time.Minute
 func (p *Pusher) next(now time.Time) (turn *peer, to Target, r scale.Request, pause time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	pause = idlePause
-	for name, n := range p.nodes {
-		if n.sending {
-			continue
-		}
-		p.expire(n, now)
-		switch {
-		case len(n.requests) == 0 && (n.failed == "" || now.Sub(n.tried) > forgetAfter):
-			delete(p.nodes, name)
-			p.cfg.Metrics.unreached(p.unreached())
-		case len(n.requests) == 0:
-		case n.due.After(now):
-			pause = min(pause, n.due.Sub(now))
-		case turn == nil || n.due.Before(turn.due):
-			turn = n
-		}
+	if turn = p.first(now); turn == nil && !now.Before(p.look) {
+		p.lookAtAll(now)
+		turn = p.first(now)
 	}
 	if turn == nil {
-		return nil, to, r, pause
+		return nil, to, r, p.look.Sub(now)
 	}
 	turn.sending, turn.tried = true, now
 	oldest := time.Time{}
@@ -175,6 +187,55 @@ func (p *Pusher) next(now time.Time) (turn *peer, to Target, r scale.Request, pa
 		}
 	}
 	return turn, turn.Target, r, 0
+}
+
+// first takes the first node from those whose turn it is, nil where there is none. One that has nothing left to be told is passed over.
+func (p *Pusher) first(now time.Time) *peer {
+	for _, list := range []*[]*peer{&p.ready, &p.retried} {
+		for len(*list) > 0 {
+			n := (*list)[0]
+			*list = (*list)[1:]
+			n.queued = false
+			if p.expire(n, now); len(n.requests) > 0 {
+				return n
+			}
+		}
+	}
+	return nil
+}
+
+// lookAtAll makes it the turn of all nodes whose time has come, and forgets those that there is nothing to say of any more.
+func (p *Pusher) lookAtAll(now time.Time) {
+	p.look = now.Add(idlePause)
+	for _, n := range p.nodes {
+		if n.sending {
+			continue
+		}
+		p.expire(n, now)
+		p.queue(n, now)
+		p.forget(n, now)
+	}
+}
+
+// forget forgets a node that nothing is to be told, unless it could not be told lately.
+func (p *Pusher) forget(n *peer, now time.Time) {
+	if len(n.requests) > 0 || n.failed != "" && now.Sub(n.tried) <= forgetAfter {
+		return
+	}
+	delete(p.nodes, n.Node)
+	p.fails(n, "")
+}
+
+// fails notes why a node cannot be told; empty: it can.
+func (p *Pusher) fails(n *peer, why string) {
+	switch {
+	case n.failed == "" && why != "":
+		p.failing++
+	case n.failed != "" && why == "":
+		p.failing--
+	}
+	n.failed = why
+	p.cfg.Metrics.unreached(p.failing)
 }
 
 // forgetAfter is how long a node that could not be told is remembered when there is nothing left to tell it.
@@ -201,6 +262,7 @@ func (p *Pusher) sent(n *peer, r scale.Request, err error, now time.Time) {
 	defer p.mu.Unlock()
 	defer p.wake.Raise()
 	n.sending = false
+	defer p.queue(n, now)
 	log := p.cfg.Log.WithFields(obs.Fields{obs.Node: n.Node, obs.RCID: r.Epoch.RCID, obs.ConsulIndex: r.Revision})
 	known := err == nil || errors.Is(err, ErrOutdated)
 	if !known {
@@ -209,8 +271,8 @@ func (p *Pusher) sent(n *peer, r scale.Request, err error, now time.Time) {
 			n.since = now
 			log.WithError(err).Warn("a node cannot be told of its intents; it reads them by itself after a while")
 		}
-		n.failed, n.due = err.Error(), now.Add(n.pace.NextBackOff())
-		p.cfg.Metrics.unreached(p.unreached())
+		n.due = now.Add(n.pace.NextBackOff())
+		p.fails(n, err.Error())
 		return
 	}
 	p.cfg.Metrics.count(outcomeOf(err))
@@ -221,18 +283,9 @@ func (p *Pusher) sent(n *peer, r scale.Request, err error, now time.Time) {
 	n.pace.Reset()
 	if n.failed != "" {
 		log.Info("a node can be told of its intents again")
-		n.failed = ""
-		p.cfg.Metrics.unreached(p.unreached())
+		p.fails(n, "")
 	}
-}
-
-func (p *Pusher) unreached() (n int) {
-	for _, peer := range p.nodes {
-		if peer.failed != "" {
-			n++
-		}
-	}
-	return n
+	p.forget(n, now)
 }
 
 // Unreachable is a node that could not be told of its intents.

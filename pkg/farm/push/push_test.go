@@ -256,3 +256,27 @@ func TestAnAddressChangesMeanwhile(t *testing.T) {
 		}
 	})
 }
+
+// BenchmarkTell has so many nodes told of one thing each.
+func BenchmarkTell(b *testing.B) {
+	for _, nodes := range []int{100, 10_000} {
+		b.Run(fmt.Sprint(nodes), func(b *testing.B) {
+			for b.Loop() {
+				var left sync.WaitGroup
+				left.Add(nodes)
+				send := func(context.Context, Target, scale.Request) error { left.Done(); return nil }
+				p := New(Config{Send: send, Log: obs.Discard(), Metrics: NewMetrics(prometheus.NewRegistry())})
+				ctx, cancel := context.WithCancel(context.Background())
+				for i := range nodes {
+					p.Tell(Target{Node: fmt.Sprint(i)}, pushTo("r1", 1, 10))
+				}
+				var run sync.WaitGroup
+				run.Go(func() { _ = p.Run(ctx) })
+				left.Wait()
+				cancel()
+				run.Wait()
+			}
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*nodes), "us/node")
+		})
+	}
+}
