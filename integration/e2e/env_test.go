@@ -142,6 +142,8 @@ type env struct {
 	daemons []*daemon
 	rcIDs   map[string]string // see remember
 	dirs    []string          // removed at the end, besides dir
+
+	credentials *cluster.Credentials // see opens
 }
 
 // nets gives each scenario addresses of its own, so that static ports of scenarios that run together do not collide.

@@ -1,59 +1,40 @@
 package e2e
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// openedBy are a farm's flags that open the nodes which have a certificate and a token.
-func (e *env) openedBy() []string {
-	return []string{"--node-token-dir", filepath.Join(e.dir, "tokens"), "--node-ca", filepath.Join(e.dir, "ca.pem")}
+// opens returns what opens the nodes that have a certificate and a token.
+func (e *env) opens() *cluster.Credentials {
+	e.t.Helper()
+	if e.credentials == nil {
+		var err error
+		if e.credentials, err = cluster.NewCredentials(filepath.Join(e.dir, "credentials")); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	return e.credentials
 }
 
 // pushed starts node number n, which farms tell of its intents: it has a certificate with its name, and a token.
 func (e *env) pushed(n int, consulAddr string, every time.Duration) *daemon {
 	e.t.Helper()
-	name := fmt.Sprintf("n%d", n)
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{name}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	cert, key := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
-	tokens, ca := filepath.Join(e.dir, "tokens"), filepath.Join(e.dir, "ca.pem")
-	believed, _ := os.ReadFile(ca) // the first node makes it
-	err = os.MkdirAll(tokens, 0o700)
-	for file, data := range map[string][]byte{ca: append(believed, cert...), filepath.Join(e.dir, name+".pem"): cert, filepath.Join(e.dir, name+".key"): key, filepath.Join(tokens, name): []byte("the-token-of-node-" + name)} {
-		err = errors.Join(err, os.WriteFile(file, data, 0o600))
-	}
+	files, err := e.opens().Of(fmt.Sprintf("n%d", n))
 	if err != nil {
 		e.t.Fatal(err)
 	}
 	return e.preparerAt(n, consulAddr, "--intents", "push", "--intents-every", every.String(), "--api-addr", e.address(n)+":0",
-		"--api-token-file", filepath.Join(tokens, name), "--api-tls-cert", filepath.Join(e.dir, name+".pem"), "--api-tls-key", filepath.Join(e.dir, name+".key"))
+		"--api-token-file", files.Token, "--api-tls-cert", files.Cert, "--api-tls-key", files.Key)
 }
 
 // lastPush is what the owner of a controller sends, or has sent, about its newest intent on a node.
@@ -82,19 +63,10 @@ func (e *env) lastPush(name, rcID string) scale.Request {
 // push sends a request to a node as a farm does, and returns the status.
 func (e *env) push(name string, r scale.Request) (status int) {
 	e.t.Helper()
-	target, err := nodeapi.ParseTarget(e.nodes()[name].Value.API)
+	client, err := e.opens().Client(name, e.nodes()[name].Value.API)
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	token, err := nodeapi.ReadTokenOf(filepath.Join(e.dir, "tokens"), name)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	roots, err := nodeapi.Roots(filepath.Join(e.dir, "ca.pem"))
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	client := nodeapi.NewClient(name, target, token, roots)
 	defer client.Close()
 	_, err = client.Scale(e.t.Context(), r)
 	if refused, is := errors.AsType[*nodeapi.RefusedError](err); is {
@@ -135,7 +107,7 @@ func pushScenario(e *env) {
 	between, late := newProxy(e.t, e.consul.Addr), newProxy(e.t, e.consul.Addr)
 	e.pushed(1, between.addr, time.Hour)
 	e.pushed(2, "", 2*time.Second)
-	f1 := e.farm("f1", "", e.openedBy()...) // which lets nodes say that they are told, by the version gate
+	f1 := e.farm("f1", "", e.opens().Flags()...) // which lets nodes say that they are told, by the version gate
 	for _, name := range []string{"n1", "n2"} {
 		e.within(limit, func() error {
 			if rec, there := e.nodes()[name]; !there || rec.Value.Intents != node.IntentsPush {
@@ -155,7 +127,7 @@ func pushScenario(e *env) {
 	id := e.rcID("hello")
 	former := e.lastPush("n1", id)
 	f1.kill()
-	f2 := e.farm("f2", "", e.openedBy()...)
+	f2 := e.farm("f2", "", e.opens().Flags()...)
 	one.Env["VERSION"] = "2"
 	e.applied(one)
 	e.versionOn(1, "2")
@@ -193,7 +165,7 @@ func pushScenario(e *env) {
 	e.versionOn(1, "3")
 
 	f2.kill()
-	f3 := e.farm("f3", late.addr, e.openedBy()...)
+	f3 := e.farm("f3", late.addr, e.opens().Flags()...)
 	write := late.delay("intent/n2/")
 	two := e.hello(1, map[string]string{"VERSION": "4"})
 	two.Name, two.Selector = "late", "rack=b"

@@ -45,6 +45,10 @@ type Fleet struct {
 	LoopEvery time.Duration
 	// Prepare may change a node's record before it is written; nil changes nothing.
 	Prepare func(i int, record *node.Node)
+	// Told has farms tell each node of its intents, in place of standing queries; Groups is Size then. nil: they watch.
+	Told *Told
+	// OnIntent is told of each intent of a node that is new to it, before anything is done about it; nil: nobody is.
+	OnIntent func(node string, in pod.Intent)
 	// OnReady is called once every record is written and locked, in each tenure.
 	OnReady func()
 }
@@ -58,10 +62,28 @@ func (f *Fleet) groups() int { return cmp.Or(f.Groups, fleetGroups) }
 
 // Run simulates the nodes until ctx ends.
 func (f *Fleet) Run(ctx context.Context) error {
+	var doors []*door
+	if f.Told != nil {
+		if f.groups() != f.Size {
+			return errors.New("nodes that are told are in groups of one")
+		}
+		for i := range f.Size {
+			d, err := f.Told.open(ctx, f.NodeName(i), f.Store, true)
+			if err != nil {
+				return err
+			}
+			doors = append(doors, d)
+		}
+	}
+	return besides(ctx, doors, func(ctx context.Context) error { return f.sessions(ctx, doors) })
+}
+
+// sessions simulates the nodes, in one session after the other.
+func (f *Fleet) sessions(ctx context.Context, doors []*door) error {
 	// As a kind of its own it is no preparer in the catalog, where each would have to be the service of one node.
 	cfg := consul.SessionConfig{Kind: "fleet", Name: f.Name, TTL: f.TTL, Journal: &Journal{}}
 	return f.Client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
-		t := &fleetSession{Fleet: f, session: s}
+		t := &fleetSession{Fleet: f, session: s, doors: doors}
 		schema, err := f.Store.EnsureSchema(ctx)
 		if err != nil {
 			return err
@@ -80,6 +102,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 type fleetSession struct {
 	*Fleet
 	session *consul.Session
+	doors   []*door // of each node; none: they watch
 }
 
 // acquire locks every record and writes it with the epoch, and makes the marker of each node's intents.
@@ -94,6 +117,10 @@ func (t *fleetSession) acquire(ctx context.Context, epoch string) error {
 		}
 		if t.Prepare != nil {
 			t.Prepare(i, &record)
+		}
+		if t.doors != nil {
+			t.doors[i].say(&record)
+			t.doors[i].renew(epoch)
 		}
 		value, err := json.Marshal(record)
 		if err != nil {
@@ -141,8 +168,11 @@ func (t *fleetSession) serve(ctx context.Context, epoch string) error {
 			fleetSession: t, seen: map[string]uint64{}, applied: map[string]int64{}, written: map[string]pod.Reality{}, drops: map[string]int64{},
 		}
 		group.Go(func() error {
+			if t.doors != nil {
+				return nodes.pull(ctx, t.doors[g], prefix)
+			}
 			return t.Client.WatchPrefix(ctx, prefix, consul.WatchOptions{OnError: ignore}, func(s consul.Snapshot) error {
-				return nodes.accept(ctx, s.Pairs)
+				return nodes.accept(ctx, s.Pairs, func() {})
 			})
 		})
 		if t.Loops != nil {
@@ -163,8 +193,18 @@ type fleetGroup struct {
 	drops   map[string]int64       // counted, by key
 }
 
-// accept carries out what changed. Meanwhile nothing is watched, so that a burst of intents is read in two lists.
-func (g *fleetGroup) accept(ctx context.Context, pairs []consul.Pair) error {
+// pull reads the intents of a group of one node whenever its door says so.
+func (g *fleetGroup) pull(ctx context.Context, d *door, prefix string) error {
+	return d.follow(ctx, func(reading context.Context) error {
+		return g.Client.WatchPrefix(reading, prefix, consul.WatchOptions{OnError: d.inbox.Failed, Next: d.inbox.Next}, func(s consul.Snapshot) error {
+			return g.accept(ctx, s.Pairs, func() { d.inbox.Read(s.Index) })
+		})
+	})
+}
+
+// accept carries out what changed. Meanwhile nothing is watched, so that a burst of intents is read in two lists. It calls informed when it
+// knows what is to be done.
+func (g *fleetGroup) accept(ctx context.Context, pairs []consul.Pair, informed func()) error {
 	var news []fleetReport
 	now := make(map[string]uint64, len(pairs))
 	for _, p := range pairs {
@@ -180,7 +220,11 @@ func (g *fleetGroup) accept(ctx context.Context, pairs []consul.Pair) error {
 		r := Obey(in)
 		r.Node, _, _ = strings.Cut(strings.TrimPrefix(p.Key, g.intents()), "/")
 		news = append(news, fleetReport{p.Key, r})
+		if g.OnIntent != nil {
+			g.OnIntent(r.Node, in)
+		}
 	}
+	informed()
 	var gone []string
 	for key := range g.seen {
 		if now[key] == 0 {

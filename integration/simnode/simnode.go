@@ -29,6 +29,8 @@ type Node struct {
 	React func(pod.Intent) pod.Reality
 	// Takes says what a pod with a manifest takes of its node, which real preparers know from the manifest; nil: nothing.
 	Takes func(digest string) manifest.Resources
+	// Told has farms tell the node of its intents, in place of a standing query; nil: it watches.
+	Told *Told
 
 	mu      sync.Mutex
 	runs    map[pod.Identity]pod.Intent  // accepted, running or stopped
@@ -55,20 +57,34 @@ func (n *Node) Run(ctx context.Context) error {
 	n.runs, n.done = map[pod.Identity]pod.Intent{}, map[pod.Identity]pod.Reality{}
 	n.journal, n.amended = &Journal{}, make(chan struct{}, 1)
 	n.mu.Unlock()
-	return n.Resume(ctx)
+	return n.resume(ctx, true)
 }
 
 // Resume goes on after Run, or another Resume, has ended, as a preparer that is started again: what ran has been running
 // all the time, and what was known is known.
-func (n *Node) Resume(ctx context.Context) error {
+func (n *Node) Resume(ctx context.Context) error { return n.resume(ctx, false) }
+
+func (n *Node) resume(ctx context.Context, anew bool) error {
 	if n.React == nil {
 		n.React = Obey
 	}
+	if n.Told == nil {
+		return n.sessions(ctx, nil)
+	}
+	d, err := n.Told.open(ctx, n.Record.Name, n.Store, anew)
+	if err != nil {
+		return err
+	}
+	return besides(ctx, []*door{d}, func(ctx context.Context) error { return n.sessions(ctx, d) })
+}
+
+// sessions simulates the node, in one session after the other. Without a door it watches its intents.
+func (n *Node) sessions(ctx context.Context, d *door) error {
 	cfg := consul.SessionConfig{
 		Kind: "preparer", Name: n.Record.Name, TTL: n.TTL, Meta: n.Store.PreparerMeta(n.Record.Name), Journal: n.journal,
 	}
 	return n.Client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
-		session := &session{node: n, out: n.Store.NodeSession(s, n.Record.Name), index: map[pod.Identity]uint64{}, written: map[pod.Identity]pod.Reality{}}
+		session := &session{node: n, door: d, out: n.Store.NodeSession(s, n.Record.Name), index: map[pod.Identity]uint64{}, written: map[pod.Identity]pod.Reality{}}
 		return session.run(ctx)
 	})
 }
@@ -114,6 +130,7 @@ func (n *Node) Running() map[pod.Identity]pod.Intent {
 // session is one session of the node.
 type session struct {
 	node *Node
+	door *door // nil: it watches its intents
 	out  *store.NodeSession
 
 	acquiring sync.Mutex // while the record and its pages are written
@@ -138,6 +155,7 @@ func (t *session) run(ctx context.Context) error {
 	}
 	t.epoch = schema.Value.Epoch
 	t.node.saw(t.epoch)
+	t.door.renew(t.epoch)
 	// What has no intent is not known before the intents are.
 	if err := t.readIntents(ctx); err != nil {
 		return err
@@ -163,20 +181,14 @@ func (t *session) run(ctx context.Context) error {
 			t.mu.Lock()
 			t.epoch = s.Recs[0].Value.Epoch
 			t.mu.Unlock()
+			t.door.renew(s.Recs[0].Value.Epoch)
 			if err := t.tellAgain(ctx); err != nil {
 				return err
 			}
 			return t.acquire(ctx)
 		})
 	})
-	group.Go(func() error {
-		return t.out.WatchIntents(ctx, t.node.Record.Name, ignore, func(s store.Seen[pod.Intent]) error {
-			if s.WentBack {
-				return t.node.wentBack()
-			}
-			return t.accept(ctx, s.Recs)
-		})
-	})
+	group.Go(func() error { return t.followIntents(ctx) })
 	group.Go(func() error {
 		return t.out.WatchNode(ctx, t.node.Record.Name, ignore, func(s store.Seen[node.Node]) error {
 			if s.WentBack {
@@ -187,6 +199,30 @@ func (t *session) run(ctx context.Context) error {
 	})
 	group.Go(func() error { return t.followAmended(ctx) })
 	return group.Wait()
+}
+
+// followIntents accepts what the node is told, as a standing query or farms have it read.
+func (t *session) followIntents(ctx context.Context) error {
+	name := t.node.Record.Name
+	if t.door == nil {
+		return t.out.WatchIntents(ctx, name, func(error) {}, func(s store.Seen[pod.Intent]) error { return t.saw(ctx, s) })
+	}
+	inbox := t.door.inbox
+	return t.door.follow(ctx, func(reading context.Context) error {
+		return t.out.PullIntents(reading, name, inbox.Next, inbox.Failed, func(s store.Seen[pod.Intent]) error {
+			if !s.WentBack {
+				inbox.Read(s.Index) // what it says is decided; to carry it out takes longer than whoever tells a node waits
+			}
+			return t.saw(ctx, s)
+		})
+	})
+}
+
+func (t *session) saw(ctx context.Context, s store.Seen[pod.Intent]) error {
+	if s.WentBack {
+		return t.node.wentBack()
+	}
+	return t.accept(ctx, s.Recs)
 }
 
 // saw notes a cluster epoch. They sort by the time of their making.
@@ -313,6 +349,7 @@ func (t *session) acquire(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		record := t.node.Record
+		t.door.say(&record)
 		epoch, orphans := t.orphans()
 		record.WentBack = t.node.wentBackSince(epoch)
 		pages, err := t.out.WriteOrphans(ctx, epoch, orphans, again)
