@@ -40,6 +40,7 @@ var benchmarks = []benchmark{
 	{"recovery", 2 * time.Minute, recoveryBench},
 	{"rollout", 6 * time.Minute, rolloutBench},
 	{"storm", 2 * time.Minute, stormBench},
+	{"push", 8 * time.Minute, pushBench},
 	{"preparer", 5 * time.Minute, preparerBench},
 	{"election", 8 * time.Minute, electionBench},
 }

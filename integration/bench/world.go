@@ -53,7 +53,12 @@ func newWorld(ctx context.Context, sc *scope, addr string) (*world, error) {
 
 // connect returns a client with the connection limit of one daemon.
 func (w *world) connect(sc *scope, addr string) (*consul.Client, *store.Store, error) {
-	client, err := consul.New(consul.Config{Address: addr, CallTimeout: callTimeout})
+	return w.connectBy(sc, addr, 0)
+}
+
+// connectBy is connect with so many connections; zero: those of one daemon.
+func (w *world) connectBy(sc *scope, addr string, conns int) (*consul.Client, *store.Store, error) {
+	client, err := consul.New(consul.Config{Address: addr, CallTimeout: callTimeout, MaxConns: conns})
 	if err != nil {
 		return nil, nil, err
 	}
