@@ -17,7 +17,7 @@ type eachNode struct {
 	leaving map[pod.Identity]string // pods that must go, with the reason
 	count   int                     // nodes that ask for a pod
 	lost    int                     // of these, those on machines that are lost
-	matched int                     // nodes that the selector matches
+	matches bool                    // the selector matches a node
 	placed  int                     // pods that are meant to run, and those of slipped that stop
 	slipped int                     // pods on nodes that it does not match any more, those that stop included
 }
@@ -69,7 +69,7 @@ func eachNodeOf(s *Snapshot) *eachNode {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
 		if s.matches(s.Nodes[name]) {
-			e.matched++
+			e.matches = true
 		}
 		if !served[name] && s.eligible(name) {
 			served[name] = true
@@ -93,7 +93,7 @@ func (s *Snapshot) maySlip() string {
 	switch {
 	case AllowsMassStop(&s.RC) && !s.massStopUsed():
 		return ""
-	case e.matched == 0:
+	case !e.matches:
 		return "no node matches; if that is right, change the controller with --allow-mass-stop, or drain the nodes"
 	case e.slipped >= slipLeast && 2*e.slipped > e.placed:
 		return fmt.Sprintf("%d nodes of %d with its pods match no more; if that is right, change the controller with --allow-mass-stop", e.slipped, e.placed)
@@ -144,7 +144,7 @@ func (c *scaling) follow(spare *int) {
 		}
 	}
 	c.s.each.nodes = slices.Sorted(maps.Keys(wanted))
-	if n := len(wanted); n > 0 && c.mayAdd() {
+	if n := len(wanted); c.mayAdd() {
 		c.place(rc.DefaultRole, n, &n)
 	}
 }

@@ -49,6 +49,26 @@ func namesTo(n int) (names []string) {
 	return names
 }
 
+// What follows nodes is told of those that its selector matches, and nothing else is.
+func TestFollows(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		mode     rc.Mode
+		selector string
+		want     bool
+	}{
+		"on each node":              {rc.EachNode, "pool=a", true},
+		"another controller":        {"", "pool=a", false},
+		"a selector that is broken": {rc.EachNode, "pool in", false},
+	} {
+		s := eachOf(1)
+		s.RC.Mode, s.RC.NodeSelector = c.mode, c.selector
+		if got := s.Follows(); (got != nil) != c.want || got != nil && got.String() != c.selector {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
 // What becomes of the pods of a controller that has one on each matching node.
 func TestEachMatchingNodeHasAPod(t *testing.T) {
 	t.Parallel()
