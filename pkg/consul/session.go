@@ -77,6 +77,7 @@ type Session struct {
 	ConsulNode  string // name of the agent that vouches for it; empty with ByTTL
 	vouched     string // id of the token that the agent has for the check; of whoever sends heartbeats
 	created     uint64 // Consul's index at which Releasing was made
+	lossAfter   time.Duration
 
 	mu        sync.Mutex
 	confirmed time.Time // before the last request that the servers answered
@@ -99,6 +100,10 @@ func (s *Session) Answered(sent time.Time, err error) error {
 	}
 	return err
 }
+
+// Left returns for how long the session may be believed in from now on, if the servers do not answer. It is not more than zero when the
+// session counts as lost, which a process that stood still knows before the role's context has ended.
+func (s *Session) Left() time.Duration { return s.lossAfter - time.Since(s.lastConfirmed()) }
 
 func (s *Session) lastConfirmed() time.Time {
 	s.mu.Lock()
@@ -214,7 +219,7 @@ func (d *daemon) oneSession(ctx context.Context, relics uint64, role func(contex
 			return false, err
 		}
 	}
-	s := &Session{Incarnation: strings.ToLower(ulid.Make().String())}
+	s := &Session{Incarnation: strings.ToLower(ulid.Make().String()), lossAfter: lossAfter(d.TTL)}
 	if err := d.Journal.Add(s.Incarnation); err != nil {
 		return false, &journalError{err}
 	}

@@ -51,6 +51,8 @@ type Session interface {
 	report.NodeWriter
 	report.Realities
 	reserver
+	// Left returns for how long the session may be believed in from now on, if Consul does not answer.
+	Left() time.Duration
 }
 
 // State is the node's own disk; what NewDisk returns is one.

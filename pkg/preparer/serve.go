@@ -64,6 +64,7 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	claims := reserver(writes)
 	p.locals.session.Store(&claims)
 	defer p.locals.session.Store(nil)
+	p.contact.Begin(writes.Left)
 	p.contact.Serve(p.name.Refusal() == nil)
 	defer p.contact.Serve(false)
 	parts, ctx := errgroup.WithContext(ctx)

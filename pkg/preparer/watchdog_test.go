@@ -2,13 +2,25 @@ package preparer_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 )
 
 // olderRuntime is a supervisor of before there were watchdogs, until it is renewed.
@@ -71,5 +83,171 @@ func TestEnforcesStopAfter(t *testing.T) {
 	}
 	if dog := b.procs(1)[0].Spec.Watchdog; dog != nil {
 		t.Errorf("a pod without stop_after has a watchdog: %+v", dog)
+	}
+}
+
+// cutRun is a node whose preparer is a process, with a pod 0 that stops without Consul and a pod 1 that does not.
+type cutRun struct {
+	*faultRun
+	proxy  *consultest.Proxy
+	digest string // of pod 0
+	pids   [2]int
+	limit  time.Duration // until the supervisor stops pod 0
+}
+
+const shortStop = 2 * time.Second
+
+func newCutRun(t *testing.T) *cutRun {
+	t.Helper()
+	c := &cutRun{faultRun: newFaultRun(t, rand.New(rand.NewPCG(1, 2)))}
+	c.proxy = consultest.StartProxy(t, c.v.Consul)
+	c.v.Consul = c.proxy.Addr
+	after := field.Duration(shortStop)
+	m := c.publish(c.manifest(0))
+	m.Disconnect = &manifest.Disconnect{StopAfter: &after}
+	c.digest, c.limit = c.upload(m), shortStop+manifest.StopMargin
+	c.begin(0)
+	c.tell(intent(0, c.digest, pod.Running, 10), intent(1, c.digests[0], pod.Running, 10))
+	c.awaitReady(0, c.digest, 10)
+	c.awaitReady(1, c.digests[0], 10)
+	c.pids = [2]int{c.onePID(0), c.onePID(1)}
+	return c
+}
+
+// onePID is the pid of the first process of a pod that has two.
+func (c *cutRun) onePID(index int) int {
+	c.t.Helper()
+	procs := c.procs(index)
+	if len(procs) != 2 || procs[0].Phase != runtime.Running || procs[1].Phase != runtime.Running {
+		c.t.Fatalf("pod %d: %+v", index, procs)
+	}
+	return procs[0].PID
+}
+
+func (c *cutRun) cutOff(cut bool) {
+	c.proxy.Set(func(*http.Request) consultest.Verdict {
+		if cut {
+			return consultest.CutBefore
+		}
+		return consultest.Forward
+	})
+}
+
+func (c *cutRun) signal(sig unix.Signal) {
+	c.t.Helper()
+	if err := c.cmd.Process.Signal(sig); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// now is the machine's clock, which the note is by.
+func (c *cutRun) now() proc.Moment {
+	c.t.Helper()
+	now, err := proc.Now()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return now
+}
+
+// mustBeDown waits until pod 0 does not run, which is so from the limit after the last note on, give or take what a busy machine needs.
+func (c *cutRun) mustBeDown() {
+	c.t.Helper()
+	note, err := proc.ReadNote(c.inNode("contact.json"), c.now())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.eventually(func() error {
+		for _, p := range c.procs(0) {
+			if p.Phase != runtime.Stopped {
+				return fmt.Errorf("%s is %s", p.Spec.ID, p.Phase)
+			}
+		}
+		return nil
+	})
+	if took := c.now().Since(note); took < c.limit || took > c.limit+30*time.Second {
+		c.t.Errorf("stopped %s after the last contact, want %s and some grace", took, c.limit)
+	}
+	if got := c.onePID(1); got != c.pids[1] {
+		c.t.Errorf("the pod without stop_after runs as %d, before as %d", got, c.pids[1])
+	}
+}
+
+// mustHold waits until a preparer that cannot reach Consul has said that it does not start pod 0.
+func (c *cutRun) mustHold() {
+	c.t.Helper()
+	c.eventually(func() error {
+		for line := range strings.Lines(c.log.text()) {
+			if strings.Contains(line, "hold back without contact to Consul") && strings.Contains(line, identity(0).String()) {
+				return nil
+			}
+		}
+		return errors.New("pod 0 is not held back")
+	})
+	for _, p := range c.procs(0) {
+		if p.Phase != runtime.Stopped {
+			c.t.Errorf("%s is %s", p.Spec.ID, p.Phase)
+		}
+	}
+}
+
+// A preparer that is killed on a machine that is cut off stops nothing more; the supervisor does. Whoever comes next starts the pod once its
+// intent was read, and not without one.
+func TestSupervisorStopsWithoutPreparer(t *testing.T) {
+	t.Parallel()
+	c := newCutRun(t)
+	c.cutOff(true)
+	c.kill()
+	c.mustBeDown()
+	c.begin(0)
+	c.mustHold()
+	c.forget(0)
+	c.cutOff(false)
+	c.awaitState(0, pod.StatePending, 10, "orphaned")
+	c.tell(intent(0, c.digest, pod.Running, 10))
+	c.awaitReady(0, c.digest, 10)
+}
+
+// Likewise where it stands still; when it goes on, it does not believe what it was told before.
+func TestSupervisorStopsBesideAPreparerThatStandsStill(t *testing.T) {
+	t.Parallel()
+	c := newCutRun(t)
+	c.cutOff(true)
+	c.signal(unix.SIGSTOP)
+	c.mustBeDown()
+	c.signal(unix.SIGCONT)
+	c.mustHold()
+	c.cutOff(false)
+	c.awaitReady(0, c.digest, 10)
+}
+
+// A preparer that is back in time finds its pods as they were, whatever has become of the note.
+func TestRestartInTimeStopsNothing(t *testing.T) {
+	t.Parallel()
+	c := newCutRun(t)
+	c.kill()
+	gone := c.now()
+	c.eventually(func() error {
+		if silence := c.now().Since(gone); silence < shortStop {
+			return fmt.Errorf("gone for %s", silence)
+		}
+		return nil
+	})
+	c.begin(0)
+	spoiled := false
+	c.eventually(func() error {
+		note, err := proc.ReadNote(c.inNode("contact.json"), c.now())
+		switch {
+		case err == nil && note.Up > gone.Up && !spoiled:
+			spoiled = true
+			return errors.Join(errors.New("spoiled"), os.WriteFile(c.inNode("contact.json"), []byte("garbage"), 0o600))
+		case err == nil && note.Since(gone) > c.limit+time.Second:
+			return nil
+		default:
+			return fmt.Errorf("the note is %+v: %w", note, err)
+		}
+	})
+	if got := [2]int{c.onePID(0), c.onePID(1)}; got != c.pids {
+		t.Errorf("they run as %v, before as %v", got, c.pids)
 	}
 }

@@ -33,6 +33,9 @@ func (s *Store) NodeSession(sess *consul.Session, name string) *NodeSession {
 	return &NodeSession{db: s.db, Watches: s.Watches, sess: sess, name: name, drops: map[string]counter{}}
 }
 
+// Left returns for how long the session may be believed in from now on, see consul.Session.
+func (t *NodeSession) Left() time.Duration { return t.sess.Left() }
+
 // NameConflictError says that a node's name belongs to another machine, or to another data directory.
 type NameConflictError struct {
 	Record node.Node // as it is

@@ -71,16 +71,18 @@ type Contact struct {
 
 	path    string
 	reserve *durable.Reserve
-	started proc.Moment
 
 	writing sync.Mutex // held while the note is written; taken before mu
 
 	mu       sync.Mutex
+	started  proc.Moment // when this preparer began to look, or went on after it had stood still
 	serving  bool
-	last     proc.Moment // the zero value when it is not known
-	noted    proc.Moment // last as it is on the disk
-	locked   bool        // the node's lock is held
-	informed bool        // and the intents were read under it
+	left     func() time.Duration // of the session: for how long it may be believed in
+	stood    bool                 // the session may not be believed in any more, and nobody has ended it yet
+	last     proc.Moment          // the zero value when it is not known
+	noted    proc.Moment          // last as it is on the disk
+	locked   bool                 // the node's lock is held
+	informed bool                 // and the intents were read under it
 	// read is when they were last known. It is not on the disk: whoever starts has read none.
 	read proc.Moment
 }
@@ -106,16 +108,49 @@ func OpenContact(dir string, reserve *durable.Reserve) (*Contact, error) {
 // Path returns the file of the note.
 func (c *Contact) Path() string { return c.path }
 
+// Begin notes whose session Serve speaks of: left is for how long it may be believed in from now on.
+func (c *Contact) Begin(left func() time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.left = left
+}
+
 // Serve notes that a session begins or ends. It ends at most 1.5 TTL after the servers last answered.
 func (c *Contact) Serve(serving bool) {
 	now, err := proc.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err == nil && (serving || c.serving) { // a session of a preparer that is refused is no contact
-		c.last = now
+	before := c.serving
+	if c.serving = before || serving; err == nil { // a session of a preparer that is refused is no contact
+		c.touch(now)
 	}
 	c.serving = serving
 	c.Changed.Raise()
+}
+
+// touch brings up to date when the last contact was, and reports whether it lasts. A process that stood still, and goes on, has its session no
+// longer, whatever it was told last: what was known of Consul may be as old as that. It gets the time of one that starts. The caller holds mu.
+func (c *Contact) touch(now proc.Moment) (lasts bool) {
+	if !c.serving {
+		return false
+	}
+	over := time.Duration(0)
+	if c.left != nil {
+		over = -c.left()
+	}
+	lasts = over <= 0
+	last := now
+	if !lasts {
+		last.Up -= over
+	}
+	if c.last.Boot != last.Boot || last.Up > c.last.Up {
+		c.last = last
+	}
+	if !lasts && !c.stood {
+		c.started = now
+	}
+	c.stood = !lasts
+	return lasts
 }
 
 // Lock notes whether the node's lock is held, and returns whether that is new. What was read before does not count any more: it may be
@@ -127,8 +162,11 @@ func (c *Contact) Lock(locked bool) (changed bool) {
 	if c.locked == locked {
 		return false
 	}
-	if err == nil && c.informed {
-		c.read = now
+	if c.informed {
+		if err == nil {
+			c.touch(now)
+		}
+		c.read = c.last
 	}
 	c.locked, c.informed = locked, false
 	return true
@@ -159,9 +197,13 @@ func (c *Contact) Informed() bool {
 func (c *Contact) Connectivity(now proc.Moment) Connectivity {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	t := Connectivity{Serving: c.serving, Silence: now.Since(c.last), Started: now.Since(c.started)}
-	if !c.informed {
+	lasts := c.touch(now)
+	t := Connectivity{Serving: lasts, Silence: now.Since(c.last), Started: now.Since(c.started)}
+	switch {
+	case !c.informed:
 		t.Unread = now.Since(c.read)
+	case !lasts:
+		t.Unread = t.Silence
 	}
 	return t
 }
@@ -212,10 +254,8 @@ func (c *Contact) Keep() error {
 func (c *Contact) at(now proc.Moment) (last proc.Moment, serving bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.serving {
-		c.last = now
-	}
-	return c.last, c.serving
+	lasts := c.touch(now)
+	return c.last, lasts
 }
 
 func (c *Contact) notedAt() proc.Moment {

@@ -54,3 +54,56 @@ func TestNoteOfContactThatCannotBeRead(t *testing.T) {
 		t.Errorf("%+v, %v; want no last contact", c, err)
 	}
 }
+
+// Whoever stood still does not believe what it was told before, whichever of its parts goes on first; and tries for a while to find Consul.
+func TestContactOfWhoStoodStill(t *testing.T) {
+	const after = 10 * time.Second
+	for name, ends := range map[string]func(*Contact){
+		"nothing has ended yet":  func(*Contact) {},
+		"the lock was let go of": func(c *Contact) { c.Lock(false) },
+		"the session has ended":  func(c *Contact) { c.Serve(false); c.Lock(false) },
+		"a note was written":     func(c *Contact) { _ = c.Keep() },
+	} {
+		c, err := OpenContact(t.TempDir(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left := time.Second
+		c.Begin(func() time.Duration { return left })
+		c.Serve(true)
+		c.Lock(true)
+		c.Inform()
+		c.started.Up -= time.Hour
+		c.last.Up -= time.Hour
+		now, err := proc.Now()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stopped, runs := Connectivity{Agreed: true}, Connectivity{Agreed: true, Running: true}
+		may := func(pod Connectivity) bool {
+			conn := c.Connectivity(now)
+			conn.Agreed, conn.Running = pod.Agreed, pod.Running
+			return conn.MayRun(after)
+		}
+		if !may(stopped) || !may(runs) {
+			t.Errorf("%s: in touch, they may run: %t, %t", name, may(stopped), may(runs))
+		}
+		left, c.last = -after-5*time.Second, proc.Moment{Boot: now.Boot, Up: now.Up - 20*time.Second}
+		ends(c)
+		if may(stopped) || !may(runs) {
+			t.Errorf("%s: what was stopped may start: %t; what runs may run on for a while: %t", name, may(stopped), may(runs))
+		}
+		if got := now.Since(c.last); got < after || got > after+5*time.Second {
+			t.Errorf("%s: the last contact was %s ago, want the end of the session", name, got)
+		}
+		now.Up += startGrace + time.Second
+		if may(stopped) || may(runs) {
+			t.Errorf("%s: and after that: %t, %t", name, may(stopped), may(runs))
+		}
+		left = time.Second
+		c.Serve(true)
+		if may(stopped) == (name != "nothing has ended yet" && name != "a note was written") || !may(runs) {
+			t.Errorf("%s: in touch again: %t, %t", name, may(stopped), may(runs))
+		}
+	}
+}
