@@ -19,8 +19,13 @@ type Gone struct {
 // Death is one time that a node's preparer has gone away.
 type Death struct {
 	Index uint64    `json:"index"` // of the node's record since: another one is another death
-	Since time.Time `json:"since"` // when a leader saw it first, by its clock
+	Since time.Time `json:"since"` // when a leader saw it first, by its clock; for people
+	// SeenMS is for how long leaders have seen it gone, all together, each by the clock that nobody sets, in milliseconds.
+	SeenMS int64 `json:"seen_ms,omitempty"`
 }
+
+// Seen is for how long leaders have seen the node gone.
+func (d Death) Seen() time.Duration { return time.Duration(d.SeenMS) * time.Millisecond }
 
 // ReadGone reads since when nodes are gone. A record that is missing or cannot be read is an empty one.
 func (s *Leader) ReadGone(ctx context.Context) (Rec[Gone], error) {

@@ -35,6 +35,7 @@ type Fleet struct {
 	Nodes  map[string]*node.View
 	Synced bool // every node that lives has said what it runs in this world
 	Now    time.Time
+	Passed time.Duration // since this leader has looked last, as far as it counts
 }
 
 // Deaths returns what is to be noted of the nodes that nobody holds, given what was noted before. A node that has been held since, which the
@@ -45,6 +46,7 @@ func (f *Fleet) Deaths(before map[string]store.Death) map[string]store.Death {
 		switch was, known := before[name]; {
 		case v.Alive:
 		case known && was.Index == v.FreeIndex:
+			was.SeenMS += f.Passed.Milliseconds()
 			noted[name] = was
 		default:
 			fresh = append(fresh, name)
@@ -57,10 +59,10 @@ func (f *Fleet) Deaths(before map[string]store.Death) map[string]store.Death {
 	return noted
 }
 
-// Due returns the nodes that have been gone for that long, the longest first.
-func (f *Fleet) Due(noted map[string]store.Death, after time.Duration) []string {
-	due := slices.DeleteFunc(slices.Collect(maps.Keys(noted)), func(name string) bool { return f.Now.Sub(noted[name].Since) < after })
-	slices.SortFunc(due, func(a, b string) int { return cmp.Or(noted[a].Since.Compare(noted[b].Since), cmp.Compare(a, b)) })
+// Due returns the nodes that have been seen gone for that long, the longest first.
+func Due(noted map[string]store.Death, after time.Duration) []string {
+	due := slices.DeleteFunc(slices.Collect(maps.Keys(noted)), func(name string) bool { return noted[name].SeenMS < after.Milliseconds() })
+	slices.SortFunc(due, func(a, b string) int { return cmp.Or(cmp.Compare(noted[b].SeenMS, noted[a].SeenMS), cmp.Compare(a, b)) })
 	return due
 }
 

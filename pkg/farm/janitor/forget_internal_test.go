@@ -35,12 +35,13 @@ func TestDeaths(t *testing.T) {
 		"no nodes":             {},
 		"all live":             {nodes: map[string]uint64{"a": 0, "b": 0}},
 		"one goes":             {nodes: map[string]uint64{"a": 0, "b": 7}, want: map[string]store.Death{"b": {Index: 7, Since: noon}}},
-		"it stays gone":        {nodes: map[string]uint64{"b": 7}, before: map[string]store.Death{"b": {Index: 7, Since: earlier}}, want: map[string]store.Death{"b": {Index: 7, Since: earlier}}},
-		"it was back":          {nodes: map[string]uint64{"b": 9}, before: map[string]store.Death{"b": {Index: 7, Since: earlier}}, want: map[string]store.Death{"b": {Index: 9, Since: noon}}},
+		"it stays gone":        {nodes: map[string]uint64{"b": 7}, before: map[string]store.Death{"b": {Index: 7, Since: earlier, SeenMS: 100}}, want: map[string]store.Death{"b": {Index: 7, Since: earlier, SeenMS: 2100}}},
+		"it was back":          {nodes: map[string]uint64{"b": 9}, before: map[string]store.Death{"b": {Index: 7, Since: earlier, SeenMS: 100}}, want: map[string]store.Death{"b": {Index: 9, Since: noon}}},
 		"it is back":           {nodes: map[string]uint64{"b": 0}, before: map[string]store.Death{"b": {Index: 7, Since: earlier}}},
 		"its record was taken": {before: map[string]store.Death{"b": {Index: 7, Since: earlier}}},
 	} {
 		f := fleet(tt.nodes)
+		f.Passed = 2 * time.Second
 		if got := f.Deaths(tt.before); !maps.Equal(got, tt.want) {
 			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
 		}
@@ -65,14 +66,29 @@ func TestDeathsAreBounded(t *testing.T) {
 
 func TestDue(t *testing.T) {
 	t.Parallel()
-	ago := func(d time.Duration) store.Death { return store.Death{Since: noon.Add(-d)} }
+	seen := func(d time.Duration) store.Death { return store.Death{SeenMS: d.Milliseconds()} }
 	noted := map[string]store.Death{
-		"new": ago(0), "late": ago(59 * time.Minute), "b": ago(time.Hour), "a": ago(time.Hour), "old": ago(2 * time.Hour),
-		"ahead": ago(-time.Hour), // by the clock of another leader
+		"new": seen(0), "late": seen(59 * time.Minute), "b": seen(time.Hour), "a": seen(time.Hour), "old": seen(2 * time.Hour),
+		"by a clock that was wrong": {Since: noon.Add(-1000 * time.Hour)},
 	}
-	f := fleet(nil)
-	if got, want := f.Due(noted, time.Hour), []string{"old", "a", "b"}; !slices.Equal(got, want) {
+	if got, want := Due(noted, time.Hour), []string{"old", "a", "b"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// Time counts in steps: none of it twice, none by a clock that jumps.
+func TestTimeCountsInSteps(t *testing.T) {
+	t.Parallel()
+	f := NewForgetter(ForgetConfig{After: time.Hour}) // looks every six minutes
+	now := noon
+	for i, step := range []struct{ moves, want time.Duration }{
+		{0, 0}, {6 * time.Minute, 6 * time.Minute}, {0, 0}, {11 * time.Minute, 11 * time.Minute}, {100 * time.Hour, 12 * time.Minute},
+		{-100 * time.Hour, 0}, {time.Minute, time.Minute}, {-time.Second, 0}, {12*time.Minute + 1, 12 * time.Minute},
+	} {
+		now = now.Add(step.moves)
+		if got := f.passed(now); got != step.want {
+			t.Errorf("step %d: %s, want %s", i, got, step.want)
+		}
 	}
 }
 

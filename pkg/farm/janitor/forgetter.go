@@ -59,16 +59,24 @@ func (m *Metrics) keep(kept map[Reason]int) {
 }
 
 // Forgetter removes the records of nodes whose machines have been gone for long (ADR 27).
-type Forgetter struct{ cfg ForgetConfig }
+type Forgetter struct {
+	cfg  ForgetConfig
+	last time.Time // when this leader looked last; zero: it has not
+}
 
 // NewForgetter returns a forgetter.
-func NewForgetter(cfg ForgetConfig) *Forgetter { return &Forgetter{cfg} }
+func NewForgetter(cfg ForgetConfig) *Forgetter { return &Forgetter{cfg: cfg} }
 
 // The pace of looks: a tenth of the time for which a node must have been gone, within bounds.
 const (
 	forgetEvery    = time.Second
 	forgetEveryMax = 10 * time.Minute
 )
+
+// ForgetEvery returns how long it is from one look to the next.
+func ForgetEvery(after time.Duration) time.Duration {
+	return min(max(after/10, forgetEvery), forgetEveryMax)
+}
 
 // Run forgets nodes until ctx, which is the leadership, ends. Failures are logged, and tried again with the next look.
 func (f *Forgetter) Run(ctx context.Context) error {
@@ -77,23 +85,35 @@ func (f *Forgetter) Run(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	defer f.cfg.Metrics.keep(nil)
+	f.last = time.Time{}
 	for {
-		if err := f.Look(ctx, time.Now().UTC().Truncate(time.Millisecond)); err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrConflict) {
+		if err := f.Look(ctx, time.Now()); err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrConflict) {
 			f.cfg.Log.WithError(err).Warn("cannot tell which nodes are gone for good")
 		}
-		if err := wait.Pause(ctx, min(max(f.cfg.After/10, forgetEvery), forgetEveryMax)); err != nil {
+		if err := wait.Pause(ctx, ForgetEvery(f.cfg.After)); err != nil {
 			return err
 		}
 	}
 }
 
-// Look notes which nodes are gone, and forgets those that have been for long enough.
+// passed returns how much of the time since the last look counts: none for one who was just elected, nor where the clock went back, and at most two steps where it went
+// ahead, or the leader was paused. What a leader has counted is not counted again: if it could not be noted it is lost, which only puts it off.
+func (f *Forgetter) passed(now time.Time) time.Duration {
+	last := f.last
+	if f.last = now; last.IsZero() {
+		return 0
+	}
+	return min(max(now.Sub(last), 0), 2*ForgetEvery(f.cfg.After))
+}
+
+// Look notes which nodes are gone, and forgets those that have been for long enough. now is a time of the leader's own.
 func (f *Forgetter) Look(ctx context.Context, now time.Time) error {
+	passed := f.passed(now)
 	if f.cfg.Ready() != nil {
 		return nil // without its nodes, what was noted of them would seem to be over
 	}
 	nodes, synced := f.cfg.Nodes()
-	fleet := Fleet{Nodes: nodes, Synced: synced, Now: now}
+	fleet := Fleet{Nodes: nodes, Synced: synced, Now: now.UTC().Truncate(time.Millisecond), Passed: passed}
 	rec, err := f.cfg.Graves.ReadGone(ctx)
 	if err != nil {
 		return fmt.Errorf("read since when nodes are gone: %w", err)
@@ -105,7 +125,7 @@ func (f *Forgetter) Look(ctx context.Context, now time.Time) error {
 			return fmt.Errorf("note since when nodes are gone: %w", err)
 		}
 	}
-	due := fleet.Due(noted, f.cfg.After)
+	due := Due(noted, f.cfg.After)
 	kept := map[Reason]int{}
 	defer func() { f.cfg.Metrics.keep(kept) }()
 	switch {

@@ -74,17 +74,33 @@ func (g *graveyard) ready() error {
 	return nil
 }
 
-// look has somebody look once, so much later; nodes must be gone for an hour.
-func (g *graveyard) look(later time.Duration) {
+// look has a leader that was just elected look now and then, for so long; nodes must be gone for an hour.
+func (g *graveyard) look(long time.Duration) {
 	g.t.Helper()
-	g.now = g.now.Add(later)
-	f := janitor.NewForgetter(janitor.ForgetConfig{
+	if err := g.tryLook(long); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+// tryLook is look that ends with the first error.
+func (g *graveyard) tryLook(long time.Duration) error {
+	f := g.elected()
+	for {
+		err := f.Look(g.t.Context(), g.now)
+		step := min(long, janitor.ForgetEvery(time.Hour))
+		if err != nil || step == 0 {
+			return err
+		}
+		g.now, long = g.now.Add(step), long-step
+	}
+}
+
+// elected is a leader that has not looked yet.
+func (g *graveyard) elected() *janitor.Forgetter {
+	return janitor.NewForgetter(janitor.ForgetConfig{
 		Farm: "f", Graves: g.graves, After: time.Hour, Log: quiet(g.t), Metrics: janitor.NewMetrics(prometheus.NewRegistry()),
 		Nodes: func() (map[string]*node.View, bool) { return g.views, g.synced }, Ready: g.ready,
 	})
-	if err := f.Look(g.t.Context(), g.now); err != nil {
-		g.t.Fatal(err)
-	}
 }
 
 // there reports whether keys that contain a text exist.
@@ -142,8 +158,9 @@ func TestWhatIsLeftKeepsANode(t *testing.T) {
 	g := bury(t)
 	k := g.st.Keys()
 	id := pod.Identity{RCID: "web", Role: "main"}
-	g.look(0)
-	g.now = g.now.Add(2 * time.Hour)
+	g.synced = false
+	g.look(2 * time.Hour)
+	g.synced = true
 	for name, keep := range map[string]struct {
 		key    string
 		record any
@@ -256,6 +273,8 @@ func TestNothingIsNotedBeforeNodesAreSeen(t *testing.T) {
 	}
 	g.views, g.unseen = seen, false
 	g.look(30 * time.Minute)
+	g.wants(true, "nobody has looked for half of the time")
+	g.look(time.Hour)
 	g.wants(false, "after an hour")
 }
 
@@ -273,11 +292,8 @@ func TestADeniedRemovalIsTold(t *testing.T) {
 	g := bury(t)
 	g.look(0)
 	refused := &consul.RefusedError{Failures: []consul.Failure{{What: "Permission denied: token lacks permission"}}}
-	f := janitor.NewForgetter(janitor.ForgetConfig{
-		Farm: "f", Graves: denied{g.graves, refused}, After: time.Hour, Log: quiet(t), Metrics: janitor.NewMetrics(prometheus.NewRegistry()),
-		Nodes: func() (map[string]*node.View, bool) { return g.views, true }, Ready: g.ready,
-	})
-	if err := f.Look(t.Context(), g.now.Add(time.Hour)); !store.Denied(err) {
+	g.graves = denied{g.graves, refused}
+	if err := g.tryLook(time.Hour); !store.Denied(err) {
 		t.Errorf("%v", err)
 	}
 }
@@ -289,12 +305,36 @@ func TestADeposedLeaderForgetsNobody(t *testing.T) {
 	g.look(0)
 	errFence := errors.New("not the leader")
 	g.graves = g.st.Leader("f", func(context.Context, []consul.Op) (map[string]uint64, error) { return nil, errFence })
-	f := janitor.NewForgetter(janitor.ForgetConfig{
-		Farm: "f", Graves: g.graves, After: time.Hour, Log: quiet(t), Metrics: janitor.NewMetrics(prometheus.NewRegistry()),
-		Nodes: func() (map[string]*node.View, bool) { return g.views, true }, Ready: g.ready,
-	})
-	if err := f.Look(t.Context(), g.now.Add(time.Hour)); !errors.Is(err, errFence) {
+	if err := g.tryLook(time.Hour); !errors.Is(err, errFence) {
 		t.Errorf("%v", err)
 	}
 	g.wants(true, "without a fence")
+}
+
+// However a leader's clock jumps, and whatever the clock of the next one says, a node goes after leaders have seen it gone for an hour.
+func TestClocksOfLeadersForgetNobody(t *testing.T) {
+	t.Parallel()
+	g := bury(t)
+	step := janitor.ForgetEvery(time.Hour)
+	leader := g.elected()
+	looks := func(f *janitor.Forgetter, after ...time.Duration) {
+		t.Helper()
+		for _, d := range after {
+			g.now = g.now.Add(d)
+			if err := f.Look(t.Context(), g.now); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	looks(leader, 0, step, 1000*time.Hour, step, -3000*time.Hour, step) // counts 1, 2, 1, 0 and 1 steps
+	g.wants(true, "after jumps of a leader's clock")
+	looks(g.elected(), 9000*time.Hour, step, step) // 0, 1 and 1
+	looks(g.elected(), -9000*time.Hour, step)      // 0 and 1
+	g.wants(true, "after other leaders")
+	noted, err := g.st.Gone.Get(t.Context(), store.Consistent)
+	if seen := noted.Value.Nodes["n4"].Seen(); err != nil || seen != 8*step {
+		t.Fatalf("seen gone for %s, want %s: %v", seen, 8*step, err)
+	}
+	looks(g.elected(), 0, step, step)
+	g.wants(false, "after an hour in steps")
 }

@@ -55,7 +55,7 @@ func (s *Sweeper) Run(ctx context.Context) error {
 		if err := s.Look(ctx, time.Now()); err != nil && ctx.Err() == nil {
 			s.cfg.Log.WithError(err).Warn("cannot look for intents of controllers that are gone")
 		}
-		if err := wait.Pause(ctx, min(max(s.cfg.After/10, forgetEvery), forgetEveryMax)); err != nil {
+		if err := wait.Pause(ctx, ForgetEvery(s.cfg.After)); err != nil {
 			return err
 		}
 	}
