@@ -118,6 +118,7 @@ type judgement struct {
 	hits   []Event // what the run did to machines
 
 	tenures tenures
+	farms   map[string]bool // every id that a farm has had
 
 	mistakes []Event // of operators, who deleted everything
 	wiped    *wiped  // the last one; nil: none yet
@@ -147,7 +148,7 @@ type asked struct {
 func newJudgement(events []Event, trace func(*Write)) *judgement {
 	return &judgement{
 		state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), trace: trace,
-		ordered: map[string]asked{}, leaked: leaks(events), listed: map[listedPage]string{}, swept: map[string]bool{}, drains: map[string]drained{},
+		ordered: map[string]asked{}, leaked: leaks(events), listed: map[listedPage]string{}, swept: map[string]bool{}, drains: map[string]drained{}, farms: map[string]bool{},
 		away: newAway(), hits: ofKind(events, EventMachine), mistakes: ofKind(events, EventWipe), stopped: map[string]*stopsBy{},
 		labelled: map[string][]unlabelled{}, removed: map[string]int64{},
 	}

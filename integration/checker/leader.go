@@ -21,7 +21,11 @@ type tenures []string
 // leads is P1 for what belongs to no controller: only the leader of the farms writes it, under the fence of its lease, in its own name; and all
 // that one leader writes is before all that the next one does.
 func (j *judgement) leads(w *Write) {
+	j.noteFarms(w)
 	what := w.ofNobody()
+	if what == "" {
+		what = j.removedNode(w)
+	}
 	fenced := w.has(keyLease, "check-session") && w.has(keyLease, "check-index")
 	if what == "" && !fenced {
 		return
@@ -50,6 +54,33 @@ func (j *judgement) leads(w *Write) {
 	}
 	j.tenures = append(j.tenures, now)
 	j.result.Leaders = len(j.tenures)
+}
+
+// noteFarms remembers who was a farm.
+func (j *judgement) noteFarms(w *Write) {
+	for i := range w.Changes {
+		if c := &w.Changes[i]; group(c.Key) == "farms" && c.After != nil {
+			j.farms[strings.TrimPrefix(c.Key, prefix+"farms/")] = true
+		}
+	}
+}
+
+// removedNode names the record of a node that the transaction removes in the name of a farm; "": none. Operators remove such records, too.
+func (j *judgement) removedNode(w *Write) (key string) {
+	byFarm := false
+	for i := range w.Changes {
+		c := &w.Changes[i]
+		if group(c.Key) == "nodes" && c.Before != nil && c.After == nil {
+			key = c.Key
+		}
+		if a := c.After.audit(); a != nil && j.farms[a.Who] {
+			byFarm = true
+		}
+	}
+	if !byFarm {
+		return ""
+	}
+	return key
 }
 
 // ofNobody names what the transaction changes that belongs to no controller and is the leader's alone; "": nothing.

@@ -82,3 +82,22 @@ func TestLeadersDoNotMix(t *testing.T) {
 	w.txn(leading("f1", back, kv("set", keyIncidents, fields{}))...)
 	w.expect("P1 writes of two leaders mixed")
 }
+
+// Nodes that are gone are removed by the leader under its fence, or by operators; by no other farm.
+func TestNodesAreRemovedByTheLeader(t *testing.T) {
+	t.Parallel()
+	node := func(w *world) *world {
+		w.txn(kv("lock", "farms/f2", fields{"id": "f2"}).by("s-f2"))
+		w.txn(kv("set", "nodes/0/n9", fields{"name": "n9", "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": "n9"}))
+		return w
+	}
+	w, lease := led(t)
+	node(w).txn(leading("f1", lease, kv("delete-cas", "nodes/0/n9", nil), by("f1"))...)
+	w.expect("")
+	w, _ = led(t)
+	node(w).txn(kv("delete", "nodes/0/n9", nil), by("ops"))
+	w.expect("")
+	w, _ = led(t)
+	node(w).txn(kv("delete", "nodes/0/n9", nil), by("f2"))
+	w.expect("P1 not under the leader's fence")
+}
