@@ -65,6 +65,7 @@ const (
 	lostReplicas    = "lost"
 	orphanedIntents = "intent"
 	orphanedReports = "reality"
+	unplacedIntents = "unplaced"
 )
 
 func newFleetMetrics(f obs.Meter) fleetMetrics {
@@ -72,7 +73,7 @@ func newFleetMetrics(f obs.Meter) fleetMetrics {
 		nodes: obs.Gauges(f, "nodes", "All nodes, by whether they take pods; reported by the leader.", "state", nodeStates...),
 		replicas: f.Gauges("replicas", fmt.Sprintf("Replicas of all controllers, by what their owners say, and by the value of the label that --metrics-label names: the %d that most are "+
 			"desired of, %s for those besides, %s for controllers without it; reported by the leader.", store.MaxGroups-1, store.OtherGroups, store.NoGroup), "state", "group"),
-		orphaned: obs.Gauges(f, "orphaned_records", "Intents and realities of controllers that have neither a record nor placements; reported by the leader.", "kind", orphanedIntents, orphanedReports),
+		orphaned: obs.Gauges(f, "orphaned_records", "Intents and realities of controllers that have neither a record nor placements, and intents without a placement of controllers that have a record; reported by the leader.", "kind", orphanedIntents, orphanedReports, unplacedIntents),
 	}
 	m.setReplicas(nil)
 	return m
@@ -102,12 +103,13 @@ func (m *fleetMetrics) setNodes(nodes map[string]*node.View) {
 }
 
 func (m *fleetMetrics) setOrphaned(found map[string]store.Orphaned) {
-	intents, reports := 0, 0
+	intents, reports, unplaced := 0, 0, 0
 	for _, o := range found {
-		intents, reports = intents+len(o.Intents), reports+len(o.Reports)
+		intents, reports, unplaced = intents+len(o.Intents), reports+len(o.Reports), unplaced+len(o.Unplaced)
 	}
 	m.orphaned.WithLabelValues(orphanedIntents).Set(float64(intents))
 	m.orphaned.WithLabelValues(orphanedReports).Set(float64(reports))
+	m.orphaned.WithLabelValues(unplacedIntents).Set(float64(unplaced))
 }
 
 // fleetCount is what was counted of all controllers, and when.
@@ -188,14 +190,19 @@ func lasting(before, now map[string]store.Orphaned) map[string]store.Orphaned {
 	both := map[string]store.Orphaned{}
 	for id, o := range now {
 		was := before[id]
-		o.Intents = slices.DeleteFunc(slices.Clone(o.Intents), func(key string) bool { return !slices.Contains(was.Intents, key) })
-		o.Reports = slices.DeleteFunc(slices.Clone(o.Reports), func(key string) bool { return !slices.Contains(was.Reports, key) })
-		if len(o.Intents)+len(o.Reports) > 0 {
+		o.Intents, o.Reports, o.Unplaced = inBoth(o.Intents, was.Intents), inBoth(o.Reports, was.Reports), inBoth(o.Unplaced, was.Unplaced)
+		if !o.None() {
 			both[id] = o
 		}
 	}
 	return both
 }
+
+func inBoth(keys, others []string) []string {
+	return slices.DeleteFunc(slices.Clone(keys), func(key string) bool { return !slices.Contains(others, key) })
+}
+
+const unplacedText = "the controller %s has no placement for %s, such as %s: the nodes do as they were told, and nobody counts those pods; remove such a key, and the owner adopts what runs"
 
 const orphanedText = "the controller %s has neither a record nor placements, but %s and %s, on %s; they are left as they are: write the record back, or have them stopped and removed with rcctl node sweep NODE"
 
@@ -205,6 +212,10 @@ func orphanedTexts(found map[string]store.Orphaned) map[string]string {
 	ids := slices.Sorted(maps.Keys(found))
 	for _, id := range ids[:min(len(ids), maxReports)] {
 		o, nodes := found[id], map[string]bool{}
+		if len(o.Unplaced) > 0 {
+			texts["orphaned/"+id] = fmt.Sprintf(unplacedText, id, field.Count(len(o.Unplaced), "intent"), slices.Min(o.Unplaced))
+			continue
+		}
 		for _, key := range slices.Concat(o.Intents, o.Reports) {
 			nodes[path.Base(path.Dir(path.Dir(key)))] = true
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // fleetIs waits until the replicas and nodes of the whole fleet are reported so, as lines of the metrics.
@@ -85,4 +86,37 @@ func TestTheLeaderCountsTheFleet(t *testing.T) {
 	if got := slices.Compact(said.about("Unreadable")); len(got) != 2 { // the first leader may have had no time to note what it told
 		t.Errorf("said %v", got)
 	}
+}
+
+// An intent of a controller that is there, and that has no placement for it, is told. Without the intent the owner adopts what the node runs.
+func TestAnIntentWithoutAPlacementIsTold(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	said := &recorder{}
+	metrics, _ := c.watchedFarm("f1", said)
+	c.apply("web", testManifest("web", 0), replicas(1))
+	c.converged("web", 1)
+	id := pod.Identity{RCID: "web", Role: "main", Index: 7}
+	key := c.store.Keys().Intents.Key("n1", id.String())
+	c.put(key, mustJSON(t, pod.Intent{Identity: id, PodID: "web", Digest: strings.Repeat("d", 64), State: pod.Running, Revision: 1}))
+	fleetIs(t, metrics, `orphaned_records{kind="unplaced"} 1`, `orphaned_records{kind="intent"} 0`)
+	told := func(prefix string) {
+		t.Helper()
+		consultest.Eventually(t, soon, func() error {
+			if got := said.about("Unreadable"); !slices.ContainsFunc(got, func(line string) bool { return strings.HasPrefix(line, prefix+" orphaned/web/") }) {
+				return fmt.Errorf("said %v", got)
+			}
+			return nil
+		})
+	}
+	told("raise")
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(key)}); err != nil {
+		t.Fatal(err)
+	}
+	consultest.Eventually(t, soon, func() error {
+		_, err := c.store.Pods.Get(t.Context(), store.Consistent, "web", "main.7")
+		return err
+	})
+	told("resolve")
 }

@@ -97,12 +97,16 @@ func largest(groups map[string]Replicas, most int) map[string]Replicas {
 	return out
 }
 
-// Orphaned is what there is of a controller without a record and without placements: on how many nodes what is left.
+// Orphaned is what there is of a controller's pods without their placements.
 type Orphaned struct {
-	Intents, Reports []string // keys
+	Intents, Reports []string // keys; the controller has no record
+	Unplaced         []string // keys of intents; the controller has a record
 }
 
-// OrphanedRecords returns intents and reports of pods that have no placement and whose controllers have no record, by controller. What others
+// None reports whether there is nothing.
+func (o *Orphaned) None() bool { return len(o.Intents)+len(o.Reports)+len(o.Unplaced) == 0 }
+
+// OrphanedRecords returns intents and reports of pods that have no placement, by controller; of one that has a record only intents. What others
 // remove at this moment may be among them.
 func (s *Leader) OrphanedRecords(ctx context.Context) (map[string]Orphaned, error) {
 	intents, err := s.c.Keys(ctx, s.keys.Intents.Key())
@@ -129,20 +133,31 @@ func (s *Leader) OrphanedRecords(ctx context.Context) (map[string]Orphaned, erro
 		known[strings.TrimPrefix(key, s.keys.Pods.Key())] = true
 	}
 	orphaned := map[string]Orphaned{}
-	each := func(keys []string, prefix string, note func(*Orphaned, string)) {
+	each := func(keys []string, prefix string, note func(o *Orphaned, key string, living bool)) {
 		for _, key := range keys {
 			_, identity, _ := strings.Cut(strings.TrimPrefix(key, prefix), "/")
 			rcID, replica, found := strings.Cut(identity, "/")
-			if !found || replica == "" || known[rcID] || known[identity] || isLocal(rcID) {
+			if !found || replica == "" || known[identity] || isLocal(rcID) {
 				continue
 			}
 			o := orphaned[rcID]
-			note(&o, key)
-			orphaned[rcID] = o
+			if note(&o, key, known[rcID]); !o.None() {
+				orphaned[rcID] = o
+			}
 		}
 	}
-	each(intents, s.keys.Intents.Key(), func(o *Orphaned, key string) { o.Intents = append(o.Intents, key) })
-	each(reports, s.keys.Realities.Key(), func(o *Orphaned, key string) { o.Reports = append(o.Reports, key) })
+	each(intents, s.keys.Intents.Key(), func(o *Orphaned, key string, living bool) {
+		if living {
+			o.Unplaced = append(o.Unplaced, key)
+		} else {
+			o.Intents = append(o.Intents, key)
+		}
+	})
+	each(reports, s.keys.Realities.Key(), func(o *Orphaned, key string, living bool) {
+		if !living { // else its node is about to remove it
+			o.Reports = append(o.Reports, key)
+		}
+	})
 	return orphaned, nil
 }
 

@@ -58,12 +58,15 @@ func TestOrphanedRecords(t *testing.T) {
 	leader := st.Leader("f", st.c.Commit)
 	for _, key := range []string{
 		k.Intents.Below("n1"), k.Intents.Key("n1", "placed/main.0"), k.Intents.Key("n1", "known/main.0"), k.Intents.Key("n1", "lost/main.0"),
-		k.Realities.Key("n2", "lost/main.1"), k.Realities.Key("n2", "local-web/main.0"), k.Pods.Key("placed/main.0"), k.RCs.Key("known"),
+		k.Realities.Key("n2", "lost/main.1"), k.Realities.Key("n2", "known/main.2"), k.Realities.Key("n2", "local-web/main.0"), k.Pods.Key("placed/main.0"), k.RCs.Key("known"),
 	} {
 		write(t, st, consul.Set(key, nil))
 	}
 	got, err := leader.OrphanedRecords(t.Context())
-	if o := got["lost"]; err != nil || len(got) != 1 || len(o.Intents) != 1 || len(o.Reports) != 1 || o.Intents[0] != k.Intents.Key("n1", "lost/main.0") || o.Reports[0] != k.Realities.Key("n2", "lost/main.1") {
+	if o := got["known"]; len(o.Unplaced) != 1 || len(o.Intents)+len(o.Reports) != 0 || o.Unplaced[0] != k.Intents.Key("n1", "known/main.0") {
+		t.Errorf("%+v", got)
+	}
+	if o := got["lost"]; err != nil || len(got) != 2 || len(o.Unplaced) != 0 || len(o.Intents) != 1 || len(o.Reports) != 1 || o.Intents[0] != k.Intents.Key("n1", "lost/main.0") || o.Reports[0] != k.Realities.Key("n2", "lost/main.1") {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
