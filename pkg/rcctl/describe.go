@@ -86,9 +86,14 @@ func podRecords(ctx context.Context, s *conn, view *inspect.PodView) (in *inspec
 func writeDescription(w io.Writer, d *inspect.PodDescription, now time.Time) error {
 	out := &sheet{w: w}
 	out.line("Pod", "%s", d.Name)
-	out.line("RC", "%s", strings.TrimSpace(d.RCName+" ("+d.RCID+")"))
+	local := d.Kind == inspect.Local
+	if local {
+		out.line("Service", "%s", d.PodID)
+	} else {
+		out.line("RC", "%s", strings.TrimSpace(d.RCName+" ("+d.RCID+")"))
+	}
 	out.line("Node", "%s (%s)", d.Node, map[bool]string{true: "its preparer lives", false: "no living preparer"}[d.NodeAlive])
-	out.line("Kind", "%s", d.Kind)
+	out.line("Kind", "%s", d.Kind+map[bool]string{true: ": a service that this node has for itself, and no farm"}[local])
 	out.line("State", "%s%s", d.State, lastsText(now, d.Since))
 	out.line("Available", "%s", yesNo(d.Available))
 	if d.Message != "" {
@@ -110,9 +115,12 @@ func writeDescription(w io.Writer, d *inspect.PodDescription, now time.Time) err
 	for _, g := range d.Ghosts {
 		out.line("Former node", "%s%s", g.Node, lastsText(now, &g.Since))
 	}
-	if in := d.Intent; in != nil {
+	switch in := d.Intent; {
+	case in != nil:
 		out.line("Intent", "%s, manifest %s, revision %d", in.State, inspect.Short(in.Digest), in.Revision)
-	} else {
+	case local:
+		out.line("Assignment", "by requests to the node, which keeps them in its own files; change it: rcctl scale-request %s", d.Node)
+	default:
 		out.line("Intent", "none: the node is told nothing about it")
 	}
 	if r := d.Reality; r != nil {
