@@ -2,16 +2,23 @@ package rcctl
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scale"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func scaleRequestCommand() *cli.Command {
@@ -22,7 +29,8 @@ func scaleRequestCommand() *cli.Command {
 processes follow. The request is the whole assignment, what it leaves out stops; replicas: 0 stops all and forgets the
 service. Without assignments indices 0 to replicas-1 run, in the role main. The spec may be left out once the node has
 it; its manifest's id is the name of the service. Exit code 4: a controller's pod has that name on the node, there is no
-room, or the request is older than the last. docs/local-services.md has the same for curl.
+room, or the request is older than the last. rcctl audit shows who asked, and what the node answered.
+docs/local-services.md has the same for curl.
 
 A document:
   service: agent
@@ -57,21 +65,78 @@ func runScaleRequest(c *cli.Context, std *stdio, name string) error {
 	if err != nil {
 		return err
 	}
-	var client *nodeapi.Client
-	err = withConn(c, std, func(s *conn) (err error) {
-		client, err = nodeClient(c.Context, std, s, name)
-		return err
+	return withConn(c, std, func(s *conn) error {
+		client, err := nodeClient(c.Context, std, s, name)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		answered := s.asks(c.Context, std, name, r)
+		answer, err := client.Scale(c.Context, r)
+		if err != nil {
+			answered(err.Error())
+			return scaleRequestError(client, r.Service, err)
+		}
+		answered(fmt.Sprintf("taken, it is to run %s", field.Count(int(answer.Replicas), "replica")))
+		fmt.Fprintf(std.out, "node %s is to run %s of service %s now\nwatch: rcctl pods --node %s\n", name, field.Count(int(answer.Replicas), "replica"), clean(answer.Service), name)
+		return nil
 	})
-	if err != nil {
-		return err
+}
+
+// asks leaves an audit record of a request before it is sent, so that there is one however the command ends, and returns what adds the node's answer
+// to it. A node's own services are looked after also where Consul takes no writes, or none from this token: then it says so, and goes on.
+func (s *conn) asks(ctx context.Context, std *stdio, name string, r scale.Request) (answered func(how string)) {
+	by, err := s.who(ctx)
+	line, rcID := requestText(name, r)
+	a := store.NewAudit(by, "scale-request", rcID, []string{line}).OnNodes(name)
+	if err == nil {
+		err = s.Operator.Record(ctx, a)
 	}
-	defer client.Close()
-	answer, err := client.Scale(c.Context, r)
 	if err != nil {
-		return scaleRequestError(client, r.Service, err)
+		fmt.Fprintf(std.err, "rcctl: no audit record is left of this: %v\n", err)
+		return func(string) {}
 	}
-	fmt.Fprintf(std.out, "node %s is to run %s of service %s now\nwatch: rcctl pods --node %s\n", name, field.Count(int(answer.Replicas), "replica"), clean(answer.Service), name)
-	return nil
+	return func(how string) {
+		a.Changes = append(a.Changes, field.Cut("node "+name+" answers: "+how, store.MaxAuditLine))
+		if err := s.Operator.Record(ctx, a); err != nil {
+			fmt.Fprintf(std.err, "rcctl: the audit record of this lacks the node's answer: %v\n", err)
+		}
+	}
+}
+
+// requestText says for the record what a request asks for, and under which id: the controller's, or what stands in its place for a local service.
+func requestText(node string, r scale.Request) (line, rcID string) {
+	if e := r.Epoch; e != nil {
+		return fmt.Sprintf("node %s, service %s: read intents up to index %d, epoch %s, term %s", node, r.Service, r.Revision, e.Cluster, e.Term), e.RCID
+	}
+	var names []string
+	for _, a := range r.Assigned() {
+		role := a.Role
+		if role == scale.DefaultGroup {
+			role = rc.DefaultRole
+		}
+		for _, index := range a.Indices {
+			names = append(names, fmt.Sprintf("%s.%d", role, index))
+		}
+	}
+	line = fmt.Sprintf("node %s, local service %s, %s", node, r.Service, manifestText(r.Spec))
+	return field.Cut(fmt.Sprintf("%s: run %s: %s", line, field.Count(len(names), "replica"), cmp.Or(strings.Join(names, " "), "none")), store.MaxAuditLine), pod.LocalRC(r.Service)
+}
+
+// manifestText says which manifest a request brings.
+func manifestText(spec *scale.Spec) string {
+	if spec == nil {
+		return "the manifest that the node has"
+	}
+	m, err := manifest.Decode(spec.Manifest)
+	if err != nil {
+		return "a manifest that cannot be read"
+	}
+	canonical, err := m.Canonical()
+	if err != nil {
+		return "a manifest that cannot be read"
+	}
+	return "manifest " + manifest.Digest(canonical)
 }
 
 // decodeRequest reads a request, as YAML or as JSON.

@@ -167,3 +167,9 @@ func (s *Leader) DeleteAudit(ctx context.Context, ids []string) (int, error) {
 func (s *Operator) CommitAudited(ctx context.Context, what string, ops []consul.Op, a Audit) error {
 	return s.commitDefinitely(ctx, what, a, ops...)
 }
+
+// Record writes an audit record alone, or writes it again: of what is done elsewhere than in Consul.
+func (s *Operator) Record(ctx context.Context, a Audit) error {
+	_, err := s.c.Commit(ctx, []consul.Op{s.audit(a)})
+	return err
+}
