@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -212,6 +213,40 @@ func TestClosedNamesWhoHoldsItBack(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// A farm that the gate is above is no member, and is none again where it was one: the record is a lock, taken by a transaction that bears the gate. What it and
+// other locks hold says nothing of what it needs, so that it must need nothing.
+func TestMembersHoldTheGate(t *testing.T) {
+	t.Parallel()
+	st := empty(t)
+	older := st.beside(t, "0.1.0")
+	older.underSession(t, "f1", func(sess *consul.Session) {
+		farm := older.FarmSession(sess, "f1")
+		if err := farm.Join(t.Context(), Member{Version: "0.1.0"}); err != nil {
+			t.Fatal(err)
+		}
+		member := func() consul.Pair {
+			pair, err := st.c.Get(t.Context(), st.keys.Farms.Key("f1"), consul.Consistent)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return pair
+		}
+		before := member()
+		st.raise(t, "0.2.0")
+		err := farm.Join(t.Context(), Member{Version: "0.1.0", Address: "elsewhere"})
+		if _, is := errors.AsType[*feature.BehindError](err); !is || member().ModifyIndex != before.ModifyIndex {
+			t.Errorf("it joins: %v", err)
+		}
+	})
+	for _, of := range []reflect.Type{reflect.TypeFor[Member](), reflect.TypeFor[lockValue]()} {
+		for f := range of.Fields() {
+			if f.Tag.Get(feature.Tag) != "" || f.Type.Kind() != reflect.String {
+				t.Errorf("%s.%s: Locks.Acquire asks nobody whether it may be written; leave it out in Join, as AcquireNode does", of, f.Name)
+			}
+		}
+	}
 }
 
 // A token that may only read the gate finds out about the first one after a while, and depends on it from then on.
