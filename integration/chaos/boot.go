@@ -50,6 +50,9 @@ func (c *chaos) boot(ctx context.Context) error {
 		}
 		c.client, c.stores = append(c.client, client), append(c.stores, store.New(client, keys))
 	}
+	if c.credentials, err = cluster.NewCredentials(filepath.Join(c.cfg.dir, "credentials")); err != nil {
+		return err
+	}
 	for i := range hosts {
 		if err := c.startHost(ctx, i, keys); err != nil {
 			return err
@@ -136,6 +139,7 @@ func (c *chaos) startFarm(ctx context.Context, i int) error {
 		"--forget-node-after", "1m", // the leader has more to write then: since when nodes are gone
 		"--consul-addr", fmt.Sprintf("127.0.0.1:%d", consulPort), "--log-level", "debug",
 	}}
+	p.args = append(p.args, c.credentials.Flags()...)
 	if i == c.byTTL() {
 		p.args = append(p.args, "--session", "ttl")
 	}

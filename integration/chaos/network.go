@@ -5,10 +5,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // namespaces are those of a run. Without root they need a user namespace too.
@@ -25,10 +29,12 @@ func namespaces() *syscall.SysProcAttr {
 	return attr
 }
 
+// netns is where the machines' networks are named.
+const netns = "/run/netns"
+
 // enter makes the new namespaces usable: nothing mounted here is seen outside, /proc shows this run's processes, and names
 // of network namespaces are this run's own.
 func enter(ctx context.Context) error {
-	const netns = "/run/netns"
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
@@ -148,6 +154,26 @@ func (m *machine) slow(ctx context.Context) (how string, err error) {
 		m.mu.Unlock()
 	}
 	return how, err
+}
+
+// inside carries something out in the machine's network. What is opened there stays there.
+func (m *machine) inside(do func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for good: the thread, which is in another network then, ends with this
+		net, err := os.Open(filepath.Join(netns, m.name))
+		if err != nil {
+			done <- err
+			return
+		}
+		defer func() { _ = net.Close() }()
+		if err := unix.Setns(int(net.Fd()), unix.CLONE_NEWNET); err != nil {
+			done <- fmt.Errorf("enter the network of %s: %w", m.name, err)
+			return
+		}
+		done <- do()
+	}()
+	return <-done
 }
 
 // heal undoes all changes, latest first.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -69,6 +70,12 @@ const rackLabel = "rack"
 // reactLimit is how long a pod takes to start or stop, at most. Controllers see it as not available for that time.
 const reactLimit = 150 * time.Millisecond
 
+// Every third node is told of its intents by farms. What a fault keeps from it, it must read soon enough for the run to converge in time.
+const (
+	toldOf    = 3
+	toldEvery = 8 * time.Second
+)
+
 func newSimulated(c *chaos, m *machine, n int, keys *store.Keys) (*simulated, error) {
 	const connsPerPreparer = 6 // P8
 	client, err := connect(m, connsPerPreparer)
@@ -88,6 +95,11 @@ func newSimulated(c *chaos, m *machine, n int, keys *store.Keys) (*simulated, er
 			Client: client, Store: store.New(client, keys), TTL: c.cfg.ttl,
 		},
 		trouble: newTrouble(c.cfg.seed, n, c.neverRuns), next: make(chan func(context.Context) error),
+	}
+	if n%toldOf == 1 {
+		s.Told = &simnode.Told{
+			Credentials: c.credentials, Dir: filepath.Join(c.cfg.dir, "told"), Addr: m.ip() + ":0", Every: toldEvery, Open: m.inside, OnTaken: c.report.told,
+		}
 	}
 	s.Takes = c.takes
 	name := s.Record.Name

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/integration/checker"
+	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
 // report is what a run says about itself.
@@ -26,6 +27,7 @@ type report struct {
 	Failed     map[string]int    `json:"failed_operations"`     // under faults that is to be expected
 	LastErrors map[string]string `json:"last_errors,omitempty"` // of each kind of operation
 	Faults     map[string]int    `json:"faults"`
+	Told       map[string]int    `json:"told,omitempty"`         // requests by which nodes were told of their intents, by what became of them
 	Slow       string            `json:"slow_network,omitempty"` // how it was made slow
 	Hung       int               `json:"servers_hung,omitempty"` // in a restore, and were restarted for it
 	Converged  string            `json:"converged_after"`
@@ -40,9 +42,9 @@ const reportFile = "report.json"
 
 func newReport(cfg config) *report {
 	return &report{
-		Seed: cfg.seed, Task: &task{Length: cfg.length, Faults: cfg.faults, Expect: cfg.expect, Rollouts: cfg.rollouts},
+		Seed: cfg.seed, Task: &task{Length: cfg.length, Faults: cfg.faults, Expect: cfg.expect, Rollouts: cfg.rollouts, Told: true},
 		verbose: cfg.verbose, Converged: "never",
-		Operations: map[string]int{}, Failed: map[string]int{}, LastErrors: map[string]string{}, Faults: map[string]int{},
+		Operations: map[string]int{}, Failed: map[string]int{}, LastErrors: map[string]string{}, Faults: map[string]int{}, Told: map[string]int{},
 	}
 }
 
@@ -86,6 +88,25 @@ func (r *report) fault(name, what string, err error, ended bool) {
 		fmt.Println()
 	}
 }
+
+// told notes what became of a request by which a node was told of its intents.
+func (r *report) told(err error) {
+	how := toldTaken
+	switch {
+	case errors.Is(err, scale.ErrConflict):
+		how = "outdated"
+	case errors.Is(err, scale.ErrUnavailable):
+		how = "not now"
+	case err != nil:
+		how = "refused"
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Told[how]++
+}
+
+// toldTaken is what requests are counted under of which the nodes had read what they speak of.
+const toldTaken = "taken"
 
 func (r *report) slowBy(how string) {
 	r.mu.Lock()
@@ -161,6 +182,7 @@ func (r *report) print() {
 	printCounts("operations", r.Operations)
 	printCounts("of these failed, as some do under faults", r.Failed)
 	printCounts("faults", r.Faults)
+	printCounts("nodes were told of intents", r.Told)
 	if r.Slow != "" {
 		fmt.Println("slow network by:", r.Slow)
 	}

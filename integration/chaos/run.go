@@ -31,6 +31,7 @@ type chaos struct {
 	policies       []string // ids of the farms' ACL policies
 	hosts          []*process
 	nodes          []*simulated
+	credentials    *cluster.Credentials // of the nodes that are told
 
 	client []*consul.Client // one through each server
 	stores []*store.Store

@@ -16,6 +16,7 @@ type task struct {
 	Expect string        `json:"violations,omitempty"` // of that kind
 	// Rollouts: operators deployed services, too.
 	Rollouts bool `json:"rollouts,omitempty"`
+	Told     bool `json:"told,omitempty"` // farms told some nodes of their intents
 }
 
 // How long a run must be before it must have shown something.
@@ -78,6 +79,9 @@ func (r *report) missing() string {
 	}
 	if r.Task.Length >= everyKindFrom && r.Judgement.Relabelled == 0 {
 		return "no node was ever relabelled, so that nothing is known of where pods go then; a longer -time gives it a chance"
+	}
+	if r.Task.Told && r.Told[toldTaken] == 0 {
+		return "no node was ever told of its intents"
 	}
 	needed := slices.Clone(checked)
 	if r.Task.Length >= everyKindFrom {

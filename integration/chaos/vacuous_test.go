@@ -12,7 +12,8 @@ import (
 // full is the report of a run of a minute in which enough happened.
 func full() *report {
 	r := &report{
-		Task:      &task{Length: time.Minute, Rollouts: true},
+		Task:      &task{Length: time.Minute, Rollouts: true, Told: true},
+		Told:      map[string]int{toldTaken: 1},
 		Faults:    map[string]int{"farm-kill": 2, "leader-kill": 1, failed("leader-kill"): 3},
 		Judgement: &checker.Result{Checked: map[string]int{bySelector: 1, onEachNode: 1, byLeader: 1}, Relabelled: 1},
 	}
@@ -49,6 +50,8 @@ func TestVacuousRunsAreNotGreen(t *testing.T) {
 		"nothing adopted after a wipe":      {func(r *report) { r.Judgement.Wipes = 1 }, nil, afterWipe},
 		"nor in a short run":                {lasting(time.Minute - 1), func(r *report) { r.Judgement.Wipes = 1 }, ""},
 		"nothing was relabelled":            {func(r *report) { r.Judgement.Relabelled = 0 }, nil, "no node was ever relabelled"},
+		"no node was told":                  {func(r *report) { r.Told = map[string]int{"not now": 9} }, nil, "no node was ever told"},
+		"in a run from before they were":    {func(r *report) { r.Told = nil }, func(r *report) { r.Task.Told = false }, ""},
 		"nor in forty seconds":              {lasting(time.Minute - 1), func(r *report) { r.Judgement.Relabelled = 0 }, ""},
 		"nothing was placed by selector":    {unchecked(bySelector), nil, bySelector},
 		"the leader wrote nothing":          {unchecked(byLeader), nil, byLeader},
