@@ -72,10 +72,13 @@ func TestKeysAreDocumented(t *testing.T) {
 	}
 }
 
-// fields lists every field below a struct as docs/controller.md names it. The manifest, of which resources are a part, has a document of its own.
+// fields lists every field below a struct as docs/controller.md names it. The manifest, of which resources are a part, has a document of its own;
+// a group's spread and affinity are as the controller's.
 func fields(at string, t reflect.Type) []string {
 	switch {
 	case t == reflect.TypeFor[field.Duration](), t == reflect.TypeFor[manifest.Manifest](), t == reflect.TypeFor[manifest.Resources]():
+		return nil
+	case strings.HasPrefix(at, "replica_groups[].") && (t == reflect.TypeFor[rc.Spread]() || t == reflect.TypeFor[[]rc.Preference]()):
 		return nil
 	case t.Kind() == reflect.Pointer:
 		return fields(at, t.Elem())

@@ -59,7 +59,7 @@ func ofControllers(manifests, controllers, _ string) (string, error) {
 	m := newMaker(false)
 	m.texts.read("", controllers)
 	m.texts.read("pod.", manifests)
-	m.texts.copy("pod.launchables[].resources", "replica_groups[].resources")
+	m.texts.ofGroups()
 	m.rules[packageOf[rc.Spec]()] = controllerRules()
 	m.types[reflect.TypeFor[rc.Spread]()] = spreadRule()
 	t := reflect.TypeFor[rc.Spec]()
@@ -71,7 +71,7 @@ func ofServices(manifests, controllers, deploying string) (string, error) {
 	m := newMaker(true)
 	m.texts.read("", controllers)
 	m.texts.read("pod.", manifests)
-	m.texts.copy("pod.launchables[].resources", "replica_groups[].resources")
+	m.texts.ofGroups()
 	m.texts.read("", section(deploying, "## The document"))
 	m.texts.read("update.", section(deploying, "### `update`"))
 	m.texts.read("pre_deploy.", section(deploying, "### `pre_deploy`"))
@@ -110,7 +110,10 @@ func controllerRules() map[string]node {
 		"Preference.weight":   {"minimum": 1, "maximum": rc.MaxWeight},
 		"ReplicaGroup.role":   nameRule(),
 		"ReplicaGroup.count":  count(),
-		"NodeLoss.action":     {"enum": []string{"replace", "keep"}},
+
+		"ReplicaGroup.placing":  {"enum": []string{string(rc.PlaceSpread), string(rc.PlacePack)}},
+		"ReplicaGroup.affinity": {"maxItems": rc.MaxPreferences},
+		"NodeLoss.action":       {"enum": []string{"replace", "keep"}},
 	}
 }
 

@@ -57,6 +57,13 @@ func (t texts) read(before, markdown string) {
 	}
 }
 
+// ofGroups adds those of what replica groups have as manifests and controllers have it.
+func (t texts) ofGroups() {
+	t.copy("pod.launchables[].resources", "replica_groups[].resources")
+	t.copy("spread", "replica_groups[].spread")
+	t.copy("affinity[]", "replica_groups[].affinity[]")
+}
+
 // copy gives the fields below one path the texts of those below another.
 func (t texts) copy(from, to string) {
 	for at, text := range maps.Clone(t) {

@@ -30,11 +30,11 @@ func (ps *placing) assign(ctx context.Context, plan *reconcile.Plan) error {
 		ps.kit.metrics.short(ps.id, 0, nil)
 		return nil
 	}
-	digests, byDigest := ps.snapshot.ByDigest(plan.Adds)
+	lots, pods := ps.snapshot.ByLot(plan.Adds)
 	all, reason := plan.Adds, ""
-	for i, digest := range digests {
-		ps.snapshot.LookFor(digest)
-		if plan.Adds = byDigest[digest]; i > 0 || digest != ps.snapshot.RC.ManifestDigest {
+	for i, lot := range lots {
+		ps.snapshot.LookFor(lot)
+		if plan.Adds = pods[lot]; i > 0 || lot.Digest != ps.snapshot.RC.ManifestDigest || lot.Role != "" {
 			ps.room.nodes = nil // those that were looked for before may not take these
 		}
 		if err := ps.assignAlike(ctx, plan); err != nil {
@@ -47,7 +47,7 @@ func (ps *placing) assign(ctx context.Context, plan *reconcile.Plan) error {
 	return nil
 }
 
-// assignAlike is assign for adds that get one manifest.
+// assignAlike is assign for adds that have the same manifest, and the same wishes.
 func (ps *placing) assignAlike(ctx context.Context, plan *reconcile.Plan) error {
 	placed, look := len(plan.Changes), ps.room.beginLook(plan)
 	if look.None() {

@@ -45,7 +45,7 @@ type candidates struct {
 // everything else then. A scheduler that is not ours may want to see the whole snapshot and is asked later.
 func (f *finder) guess(ctx context.Context) error {
 	s := f.snapshot
-	if f.kit.outside != nil || s.Hold != "" || s.RC.Disabled || s.RC.DeletedAt != nil {
+	if f.kit.outside != nil || s.Hold != "" || s.RC.Disabled || s.RC.DeletedAt != nil || s.RC.AnyWishes() {
 		return nil
 	}
 	if !f.roomKnown(s) || s.Manifest == nil && f.kit.usage.tight(len(s.Nodes), s.Now) {
@@ -87,8 +87,8 @@ func (f *finder) findNodes(ctx context.Context) (err error) {
 		return err
 	}
 	spread := ""
-	if s.RC.Spread.Held() > 0 {
-		spread = s.RC.Spread.Label
+	if wished := s.Wishes().Spread; wished.Held() > 0 {
+		spread = wished.Label
 	}
 	f.nodes = newCandidates(s, others, spread)
 	f.nodes.groups = scheduler.GroupsOf(s.Nodes, names, spread)
@@ -140,13 +140,14 @@ func (n *candidates) spreadOver(groups []scheduler.Group, seed uint64, ranks fun
 	}
 }
 
-// ranking returns how the controller ranks nodes before anything is known of what they have, nil where it does not. Who packs has an order that all
+// ranking returns how nodes are ranked for the pods before anything is known of what they have, nil where they are not. Who packs has an order that all
 // farms share, so that they fill the same nodes.
 func (n *candidates) ranking(s *reconcile.Snapshot) func(a, b string) int {
-	for _, p := range s.RC.Affinity {
+	wishes := s.Wishes()
+	for _, p := range wishes.Affinity {
 		_ = n.prefers.Prefer(p.Selector, p.Weight) // it was read with the document; one that nobody can read prefers nothing
 	}
-	n.pack = s.RC.Placing == rc.PlacePack
+	n.pack = wishes.Placing == rc.PlacePack
 	if !n.pack && len(n.prefers) == 0 {
 		return nil
 	}
@@ -210,8 +211,12 @@ func (n *candidates) count(s *reconcile.Snapshot, plan *reconcile.Plan) {
 		return
 	}
 	clear(n.perGroup)
-	n.tally = scheduler.NewTally(n.spread, s.RC.Spread.Held(), n.groups)
-	for _, name := range staying(s, plan) {
+	wishes := s.Wishes()
+	n.tally = scheduler.NewTally(n.spread, wishes.Spread.Held(), n.groups)
+	for id, name := range staying(s, plan) {
+		if !wishes.Count(id.Role) {
+			continue
+		}
 		group := scheduler.GroupOf(s.Nodes[name], n.spread)
 		n.perGroup[group]++
 		n.tally.Add(group, 1)
@@ -278,15 +283,16 @@ func (f *finder) keep(d store.Details) {
 // candidatesOf returns the nodes for a pass as the built-in scheduler has them, tried in an order that other farms do not share. The version
 // is that of the snapshot's nodes; zero: not known.
 func candidatesOf(by *scheduler.ByLabel, farmID string, snap *reconcile.Snapshot, version uint64) (*candidates, error) {
+	spread := snap.Wishes().Spread.Label
 	e, err := by.Select(scheduler.Query{
-		Selector: snap.RC.NodeSelector, Spread: snap.RC.Spread.Label, Epoch: snap.Epoch, Nodes: snap.Nodes, Version: version,
+		Selector: snap.RC.NodeSelector, Spread: spread, Epoch: snap.Epoch, Nodes: snap.Nodes, Version: version,
 	})
 	if err != nil {
 		return nil, err
 	}
 	h := fnv.New64a()
 	_, _ = fmt.Fprint(h, farmID, snap.RC.ID, snap.Now.UnixNano()) // writing to a hash cannot fail
-	found := newCandidates(snap, maps.Clone(e.Others), snap.RC.Spread.Label)
+	found := newCandidates(snap, maps.Clone(e.Others), spread)
 	ranks := found.ranking(snap)
 	switch {
 	case found.spread != "":
@@ -314,11 +320,11 @@ func (f *Farm) preferNodes() {
 
 // viewOf returns a snapshot as schedulers see it. The version is that of its nodes; zero: not known.
 func viewOf(s *reconcile.Snapshot, version uint64) *scheduler.View {
-	claim := reconcile.NewClaim(s, pod.Identity{})
+	claim, wishes := reconcile.NewClaim(s, pod.Identity{}), s.Wishes()
 	c := scheduler.Cluster{
 		Ask: scheduler.Ask{
 			RCID: s.RC.ID, RCName: s.RC.Name, Labels: s.RC.Labels, PodLabels: s.RC.PodLabels, Strategy: string(s.RC.Strategy),
-			Selector: s.RC.NodeSelector, Spread: s.RC.Spread.Label, SpreadSkew: s.RC.Spread.Held(), Placing: string(s.RC.Placing), MaxPerNode: s.RC.MaxPerNode, Desired: s.RC.Desired(),
+			Selector: s.RC.NodeSelector, Spread: wishes.Spread.Label, SpreadSkew: wishes.Spread.Held(), SpreadRole: wishes.Alone, Placing: string(wishes.Placing), MaxPerNode: s.RC.MaxPerNode, Desired: s.RC.Desired(),
 			CPU: claim.CPU, Memory: claim.Memory, Ports: claim.Ports,
 		},
 		Nodes: s.Nodes, Version: version,
@@ -331,7 +337,7 @@ func viewOf(s *reconcile.Snapshot, version uint64) *scheduler.View {
 			}
 		},
 	}
-	for _, p := range s.RC.Affinity {
+	for _, p := range wishes.Affinity {
 		c.Ask.Affinity = append(c.Ask.Affinity, scheduler.Affinity{Selector: p.Selector, Weight: p.Weight})
 	}
 	if m := s.Placing(); m != nil {

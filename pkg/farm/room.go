@@ -54,12 +54,14 @@ func shapeOf(s *reconcile.Snapshot, adds []pod.Identity) placement.Shape {
 	if s.RC.MaxPerNode > 0 {
 		shape.RCID = s.RC.ID
 	}
-	if s.RC.Spread.Held() > 0 { // what keeps it from using room depends on where its pods are
+	if wishes := s.Wishes(); wishes.Spread.Held() > 0 { // what keeps it from using room depends on where its pods are
 		perGroup := map[string]int{}
 		for i := range s.Pods {
-			perGroup[scheduler.GroupOf(s.Nodes[s.Pods[i].Node], s.RC.Spread.Label)]++
+			if p := &s.Pods[i]; wishes.Count(p.Role) {
+				perGroup[scheduler.GroupOf(s.Nodes[p.Node], wishes.Spread.Label)]++
+			}
 		}
-		shape.RCID, shape.Avoid = s.RC.ID, fmt.Sprint(perGroup)
+		shape.RCID, shape.Avoid = s.RC.ID, fmt.Sprint(wishes.Alone, wishes.Spread, perGroup)
 	}
 	if len(s.Pods) == 0 {
 		return shape

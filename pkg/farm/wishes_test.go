@@ -48,3 +48,53 @@ func TestPodsPreferNodes(t *testing.T) {
 		t.Errorf("packed pods are on %v", on)
 	}
 }
+
+// near are replicas of a role that gather in rack a.
+func near(role string, n int) rc.ReplicaGroup {
+	return rc.ReplicaGroup{Role: role, Count: &n, Affinity: []rc.Preference{{Selector: "rack=a", Weight: 5}}}
+}
+
+// A group's own spread counts the group's pods alone: those of another group, all in one rack, keep none of it out. The controller's counts all.
+func TestASpreadOfAGroupCountsItsPods(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.racks(map[string]int{"a": 2, "b": 2, "c": 2})
+	c.farm("f1")
+	required, three, five := rc.Spread{Label: "rack", When: rc.Require}, 3, 5
+	c.apply("own", testManifest("own", 0), func(r *rc.RC) {
+		r.ReplicaGroups = []rc.ReplicaGroup{near("near", 6), {Role: "even", Count: &three, Spread: required}}
+	})
+	c.converged("own", 9)
+	c.evenly("own", 1, 1, 7)
+	bulk := near("near", 3)
+	bulk.Spread = rc.Spread{Label: "disk"}
+	c.apply("all", testManifest("all", 0), func(r *rc.RC) {
+		r.Spread, r.ReplicaGroups = required, []rc.ReplicaGroup{bulk, {Role: "rest", Count: &five}}
+	})
+	c.converged("all", 8)
+	c.evenly("all", 2, 3, 3)
+	if on := c.placedIn("all"); len(on["a"]) != 3 {
+		t.Errorf("pods are on %v", on)
+	}
+}
+
+// The skew of a group's own spread is held where the controller has none, and a group may pack where the others are spread. One that waits holds up no other.
+func TestWishesOfGroupsAreHeld(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.racks(map[string]int{"a": 3, "b": 1})
+	c.farm("f1")
+	one, three, four := 1, 3, 4
+	m := testManifest("web", 0)
+	c.apply("web", m, func(r *rc.RC) {
+		r.ReplicaGroups = []rc.ReplicaGroup{
+			{Role: "held", Count: &three, Spread: rc.Spread{Label: "zone", When: rc.Require}}, // no node has that label
+			{Role: "packed", Count: &four, Placing: rc.PlacePack}, {Role: "one", Count: &one},
+		}
+	})
+	c.condition("web", rc.InsufficientNodes, true, "3 of 8 replicas have no node")
+	c.condition("web", rc.InsufficientNodes, true, string(scheduler.Skew)+": 4")
+	if on := c.onNodes("web"); len(on) != 2 {
+		t.Errorf("four packed pods and one more are on %v", on)
+	}
+}

@@ -29,6 +29,7 @@ var Known = Table{
 	{Name: "each-node", Since: "0.2.0", What: "mode: a controller with a pod on each node"},
 	{Name: "forget-nodes", Since: "0.2.0", What: "--forget-node-after: the leader removes nodes that are gone"},
 	{Name: "group-manifests", Since: "0.2.0", What: "environment, command and resources of a replica group"},
+	{Name: "group-placing", Since: "0.2.0", What: "spread, affinity and placing of a replica group"},
 	{Name: "ordered", Since: "0.2.0", What: "ordered: replicas of a group one after the other, and no index twice"},
 	{Name: "placing", Since: "0.2.0", What: "spread with a skew, affinity and placing of a controller"},
 	{Name: "ports-in-use", Since: "0.2.0", What: "nodes say which ports something else than their pods has"},

@@ -34,7 +34,8 @@ type Situation struct {
 	Now        time.Time
 	RC         rc.RC
 	Status     *rc.Status
-	Manifest   *manifest.Manifest // nil: missing or unreadable
+	Manifest   *manifest.Manifest            // nil: missing or unreadable
+	Groups     map[string]*manifest.Manifest // manifests of groups of their own, by digest; those that cannot be read are not there
 	Placements []pod.Placement
 	Realities  map[store.At]pod.Reality
 	Nodes      map[string]*node.View

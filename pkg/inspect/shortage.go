@@ -46,27 +46,66 @@ func avoids(s *Situation, p *pod.Placement) map[string]bool {
 	return names
 }
 
-// refusals returns, by reason, the nodes that would not take one more pod, or the one that has to move.
-func refusals(s *Situation, mover *pod.Placement) (reasons map[scheduler.Reason][]string, takes []string) {
+// lacking returns the roles that have fewer pods than they should, in their order: those whose pods want the same of nodes are one, by its first
+// name. Where one has to move it is that of the mover.
+func (s *Situation) lacking(mover *pod.Placement) []string {
+	if mover != nil {
+		return []string{mover.Role}
+	}
+	has := map[string]int{}
+	for i := range s.Placements {
+		if s.Placements[i].RunState == pod.Running {
+			has[s.Placements[i].Role]++
+		}
+	}
+	var roles []string
+	known := map[string]bool{}
+	for _, g := range s.RC.ReplicaGroups {
+		alike := s.RC.ManifestOf(g.Role)
+		if g.Wishes() {
+			alike = g.Role
+		}
+		if g.Count == nil || has[g.Role] >= *g.Count || known[alike] {
+			continue
+		}
+		known[alike] = true
+		roles = append(roles, g.Role)
+	}
+	if len(roles) == 0 {
+		return []string{""} // any of its pods
+	}
+	return roles
+}
+
+// manifestOf returns the manifest of a role's pods, nil where it cannot be read.
+func (s *Situation) manifestOf(role string) *manifest.Manifest {
+	if digest := s.RC.ManifestOf(role); digest != s.RC.ManifestDigest {
+		return s.Groups[digest]
+	}
+	return s.Manifest
+}
+
+// refusals returns, by reason, the nodes that would not take one more pod of a role, or the one that has to move.
+func refusals(s *Situation, role string, mover *pod.Placement) (reasons map[scheduler.Reason][]string, takes []string) {
 	reasons = map[scheduler.Reason][]string{}
 	sel, err := s.RC.Selector()
 	if err != nil {
 		return reasons, nil
 	}
 	next := pod.Identity{RCID: s.RC.ID}
-	rule := ruleOf(sel, s.Epoch, s.RC.MaxPerNode, s.Manifest)
+	rule, wishes := ruleOf(sel, s.Epoch, s.RC.MaxPerNode, s.manifestOf(role)), s.RC.WishesOf(role)
 	avoids := avoids(s, mover)
 	if mover != nil {
 		next = mover.Identity
 	}
 	perNode := map[string]int{}
 	eligible, _ := rule.Eligible(s.Nodes)
-	tally := scheduler.NewTally(s.RC.Spread.Label, s.RC.Spread.Held(), scheduler.GroupsOf(s.Nodes, eligible, s.RC.Spread.Label))
+	tally := scheduler.NewTally(wishes.Spread.Label, wishes.Spread.Held(), scheduler.GroupsOf(s.Nodes, eligible, wishes.Spread.Label))
 	for i := range s.Placements {
 		p := &s.Placements[i]
 		perNode[p.Node]++
-		if p.RunState == pod.Running && p.Identity != next {
-			tally.Add(scheduler.GroupOf(s.Nodes[p.Node], s.RC.Spread.Label), 1)
+		if p.RunState == pod.Running && p.Identity != next && wishes.Count(p.Role) {
+			tally.Add(scheduler.GroupOf(s.Nodes[p.Node], wishes.Spread.Label), 1)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
@@ -144,9 +183,24 @@ func shortage(s *Situation) []Cause {
 		what = PodName(mover.PodID, mover.Identity) + " has to leave its node, and no other takes it"
 	}
 	causes := []Cause{{What: what + ": " + s.why(rc.InsufficientNodes) + "."}}
-	reasons, takes := refusals(s, mover)
+	roles := s.lacking(mover)
+	for i, role := range roles {
+		of := ""
+		if len(roles) > 1 {
+			of = "For " + role + ": "
+		}
+		causes = append(causes, s.shortageOf(role, of, mover, i == 0)...)
+	}
+	return causes
+}
+
+// shortageOf says why nodes take no more pods of a role. What a scheduler refuses is said once, of the first.
+func (s *Situation) shortageOf(role, of string, mover *pod.Placement, first bool) (causes []Cause) {
+	reasons, takes := refusals(s, role, mover)
 	if cause, refused := refusedByScheduler(s, takes); refused {
-		causes, takes = append(causes, cause), nil
+		if takes = nil; first {
+			causes = append(causes, cause)
+		}
 	}
 	for _, a := range advice {
 		names := reasons[a.reason]
@@ -157,10 +211,10 @@ func shortage(s *Situation) []Cause {
 		if a.reason == scheduler.Selector {
 			what = fmt.Sprintf(a.what, s.RC.NodeSelector)
 		}
-		causes = append(causes, Cause{fmt.Sprintf("These nodes (%d of %d) %s: %s.", len(names), len(s.Nodes), what, SomeOf(names)), a.next})
+		causes = append(causes, Cause{of + fmt.Sprintf("These nodes (%d of %d) %s: %s.", len(names), len(s.Nodes), what, SomeOf(names)), a.next})
 	}
 	if len(takes) > 0 {
-		causes = append(causes, Cause{"By now there is room on " + SomeOf(takes) + ".", "Wait: its farm looks again when a node changes."})
+		causes = append(causes, Cause{of + "By now there is room on " + SomeOf(takes) + ".", "Wait: its farm looks again when a node changes."})
 	}
 	return causes
 }

@@ -18,6 +18,11 @@ type ReplicaGroup struct {
 	Env       map[string]string   `json:"env,omitempty" feature:"group-manifests"`
 	Command   string              `json:"command,omitempty" feature:"group-manifests"`
 	Resources *manifest.Resources `json:"resources,omitempty" feature:"group-manifests"`
+
+	// Spread, Affinity and Placing, each as a whole, replace the controller's for the group's pods; see WishesOf.
+	Spread   Spread       `json:"spread,omitzero" feature:"group-placing"`
+	Affinity []Preference `json:"affinity,omitempty" feature:"group-placing"`
+	Placing  Placing      `json:"placing,omitempty" feature:"group-placing"`
 }
 
 // Digests are the digests of a controller's manifests.
@@ -91,13 +96,13 @@ func (r *RC) WithCounts(counts []ReplicaGroup) []ReplicaGroup {
 	})
 }
 
-// differs reports whether the group's manifest is made of more than the controller's.
-func (g *ReplicaGroup) differs() bool { return len(g.Env) > 0 || g.Command != "" || g.Resources != nil }
+// Differs reports whether the group's manifest is made of more than the controller's.
+func (g *ReplicaGroup) Differs() bool { return len(g.Env) > 0 || g.Command != "" || g.Resources != nil }
 
 // GroupManifest returns the manifest of a group's pods: the controller's, where the group's env is added to that of every launchable, and
 // its command and resources replace those of the first. The controller's own stays as it is.
 func GroupManifest(base *manifest.Manifest, g *ReplicaGroup) *manifest.Manifest {
-	if !g.differs() || len(base.Launchables) == 0 {
+	if !g.Differs() || len(base.Launchables) == 0 {
 		return base
 	}
 	m := *base
@@ -156,7 +161,7 @@ func Manifests(base *manifest.Manifest, groups []ReplicaGroup) (digests Digests,
 
 // validate records what is wrong with a group's own part of its manifest, where the controller's manifest has no mistake.
 func (g *ReplicaGroup) validateManifest(errs *field.Errors, path string, base *manifest.Manifest) {
-	if !g.differs() || base == nil || len(base.Validate()) > 0 {
+	if !g.Differs() || base == nil || len(base.Validate()) > 0 {
 		return
 	}
 	seen := map[string]bool{}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -107,39 +108,94 @@ const (
 	MaxWeight      = 100
 )
 
-func (s *Spec) validateSpread(errs *field.Errors) {
+// Wishes are where the pods of a role should be.
+type Wishes struct {
+	Spread   Spread
+	Affinity []Preference
+	Placing  Placing // empty: PlaceSpread
+	// Alone is the role whose pods alone are counted for Spread, because its group says how they are spread; empty: all of the controller's.
+	Alone string
+}
+
+// Count reports whether pods of a role are counted for Spread.
+func (w *Wishes) Count(role string) bool { return w.Alone == "" || w.Alone == role }
+
+// Wishes reports whether the group says by itself where its pods should be.
+func (g *ReplicaGroup) Wishes() bool {
+	return !g.Spread.IsZero() || len(g.Affinity) > 0 || g.Placing != ""
+}
+
+// HasWishes reports whether the group of a role says by itself where its pods should be.
+func (r *RC) HasWishes(role string) bool {
+	g := r.group(role)
+	return g != nil && g.Wishes()
+}
+
+// AnyWishes reports whether some group does.
+func (r *RC) AnyWishes() bool {
+	return slices.ContainsFunc(r.ReplicaGroups, func(g ReplicaGroup) bool { return g.Wishes() })
+}
+
+func (r *RC) group(role string) *ReplicaGroup {
+	return field.Find(r.ReplicaGroups, func(g *ReplicaGroup) bool { return g.Role == role })
+}
+
+// WishesOf returns where pods of a role should be: as the controller says, and in place of that as its group does. A role without a group
+// has the controller's.
+func (r *RC) WishesOf(role string) Wishes {
+	return WishesFor(Wishes{Spread: r.Spread, Affinity: r.Affinity, Placing: r.Placing}, r.group(role))
+}
+
+// WishesFor returns the wishes of all with those of a group in their place; nil: no group.
+func WishesFor(all Wishes, g *ReplicaGroup) Wishes {
+	w := all
+	if g != nil && !g.Spread.IsZero() {
+		w.Spread, w.Alone = g.Spread, g.Role
+	}
+	if g != nil && len(g.Affinity) > 0 {
+		w.Affinity = g.Affinity
+	}
+	if g != nil && g.Placing != "" {
+		w.Placing = g.Placing
+	}
+	if w.Placing == PlaceSpread {
+		w.Placing = ""
+	}
+	return w
+}
+
+func validateSpread(errs *field.Errors, path string, spread Spread) {
 	const allowed = "the key of a node label in Kubernetes' syntax, such as rack or example.org/rack: an optional DNS prefix and '/', " +
 		"then up to 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit"
-	if s.Spread.IsZero() {
+	if spread.IsZero() {
 		return
 	}
-	long := s.Spread.Skew != 0 || s.Spread.When != ""
-	path := "spread"
-	if long {
-		path = "spread.label"
+	label := path
+	if spread.Skew != 0 || spread.When != "" {
+		label = path + ".label"
 	}
-	if _, err := labels.ValidatedSelectorFromSet(labels.Set{s.Spread.Label: ""}); err != nil {
-		errs.Add(path, s.Spread.Label, allowed)
+	if _, err := labels.ValidatedSelectorFromSet(labels.Set{spread.Label: ""}); err != nil {
+		errs.Add(label, spread.Label, allowed)
 	}
-	if s.Spread.Skew < 0 || s.Spread.Skew > MaxReplicas {
-		errs.Add("spread.skew", s.Spread.Skew, fmt.Sprintf("a whole number from 1 to %d; 0 means %d", MaxReplicas, DefaultSkew))
+	if spread.Skew < 0 || spread.Skew > MaxReplicas {
+		errs.Add(path+".skew", spread.Skew, fmt.Sprintf("a whole number from 1 to %d; 0 means %d", MaxReplicas, DefaultSkew))
 	}
-	if s.Spread.When != "" {
-		field.CheckOneOf(errs, "spread.when", s.Spread.When, Prefer, Require)
+	if spread.When != "" {
+		field.CheckOneOf(errs, path+".when", spread.When, Prefer, Require)
 	}
 }
 
-// validatePlacing checks what ranks nodes.
-func (s *Spec) validatePlacing(errs *field.Errors) {
-	if s.Placing != "" {
-		field.CheckOneOf(errs, "placing", s.Placing, PlaceSpread, PlacePack)
+// validateRanking checks what ranks nodes, with paths below a prefix.
+func validateRanking(errs *field.Errors, prefix string, affinity []Preference, placing Placing) {
+	if placing != "" {
+		field.CheckOneOf(errs, prefix+"placing", placing, PlaceSpread, PlacePack)
 	}
-	if len(s.Affinity) > MaxPreferences {
-		errs.Add("affinity", field.Text(fmt.Sprintf("%d preferences", len(s.Affinity))), fmt.Sprintf("at most %d preferences", MaxPreferences))
+	if len(affinity) > MaxPreferences {
+		errs.Add(prefix+"affinity", field.Text(fmt.Sprintf("%d preferences", len(affinity))), fmt.Sprintf("at most %d preferences", MaxPreferences))
 		return
 	}
-	for i, p := range s.Affinity {
-		path := fmt.Sprintf("affinity[%d]", i)
+	for i, p := range affinity {
+		path := fmt.Sprintf("%saffinity[%d]", prefix, i)
 		checkSelector(errs, path+".selector", p.Selector)
 		if p.Selector == "" {
 			errs.Missing(path+".selector", selectorAllowed)

@@ -51,7 +51,7 @@ func SpecOf(r *RC, m *manifest.Manifest) *Spec {
 		MaxPerNode: r.MaxPerNode, Spread: r.Spread, Affinity: r.Affinity, Placing: r.Placing, MinAvailable: r.MinAvailable, MaxSurge: r.MaxSurge, NodeLoss: r.NodeLoss,
 		ProgressDeadline: r.ProgressDeadline, Strategy: r.Strategy, Disabled: r.Disabled, Pod: m,
 	}
-	if g := r.ReplicaGroups; len(g) == 1 && g[0].Role == DefaultRole && !g[0].differs() {
+	if g := r.ReplicaGroups; len(g) == 1 && g[0].Role == DefaultRole && !g[0].Differs() && !g[0].Wishes() {
 		s.Replicas, s.ReplicaGroups = g[0].Count, nil
 	}
 	if s.Strategy == Dynamic {
@@ -71,8 +71,8 @@ func (s *Spec) Validate() field.Errors {
 	manifest.ValidateLabels(&errs, "pod_labels", s.PodLabels)
 	checkReserved(&errs, "pod_labels", s.PodLabels)
 	checkSelector(&errs, "node_selector", s.NodeSelector)
-	s.validateSpread(&errs)
-	s.validatePlacing(&errs)
+	validateSpread(&errs, "spread", s.Spread)
+	validateRanking(&errs, "", s.Affinity, s.Placing)
 	s.validateMode(&errs)
 	if s.Mode != EachNode {
 		s.validateGroups(&errs)
@@ -148,6 +148,8 @@ func (s *Spec) validateGroups(errs *field.Errors) {
 		}
 		seen[g.Role] = true
 		g.validateManifest(errs, path, s.Pod)
+		validateSpread(errs, path+".spread", g.Spread)
+		validateRanking(errs, path+".", g.Affinity, g.Placing)
 		if g.Count == nil {
 			errs.Missing(path+".count", CountAllowed)
 			continue

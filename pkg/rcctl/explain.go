@@ -11,6 +11,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/deploy"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -58,6 +59,16 @@ func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, 
 	sit := &inspect.Situation{Now: time.Now(), RC: *r, Status: o.Status, Farms: o.Farms}
 	if sit.Manifest, _, err = readable(s.SignedManifest(ctx, r.ManifestDigest)); err != nil {
 		return nil, nil, err
+	}
+	sit.Groups = map[string]*manifest.Manifest{}
+	for _, digest := range r.Digests().All()[1:] {
+		m, _, err := readable(s.SignedManifest(ctx, digest))
+		if err != nil {
+			return nil, nil, err
+		}
+		if m != nil {
+			sit.Groups[digest] = m
+		}
 	}
 	if sit.Placements, sit.Realities, corrupt, err = s.podsOf(ctx, r.ID); err != nil {
 		return nil, nil, err

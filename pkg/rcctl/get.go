@@ -98,6 +98,11 @@ func writeRC(w io.Writer, v inspect.RCView, st inspect.StatusView, colours bool,
 	if v.Placing != "" {
 		line("Placing", "%s", v.Placing)
 	}
+	for _, g := range v.ReplicaGroups {
+		if text := groupWishes(&g); text != "" {
+			line("Nodes of "+g.Role, "%s", text)
+		}
+	}
 	if v.Mutator != "" {
 		line("Rollout", "%s is in charge", v.Mutator)
 	}
@@ -119,6 +124,21 @@ func writeRC(w io.Writer, v inspect.RCView, st inspect.StatusView, colours bool,
 		return err
 	}
 	return writeStatus(w, st, colours, now)
+}
+
+// groupWishes says where a group's pods should be in place of where the controller's should.
+func groupWishes(g *rc.ReplicaGroup) string {
+	var parts []string
+	if !g.Spread.IsZero() {
+		parts = append(parts, fmt.Sprintf("spread over the node label %s", g.Spread))
+	}
+	for _, p := range g.Affinity {
+		parts = append(parts, fmt.Sprintf("%s first (weight %d)", p.Selector, p.Weight))
+	}
+	if g.Placing != "" {
+		parts = append(parts, "placing "+string(g.Placing))
+	}
+	return strings.Join(parts, "; ")
 }
 
 // ownOf names what a group's manifest has of its own.

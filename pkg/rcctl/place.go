@@ -36,6 +36,8 @@ RANK is the order in which machines are taken for the next pod: first those in t
 controller's pods, where it spreads them; then those with the fewest of its pods (PODS); then those that would be least full with one
 more (LOAD, by what they have least of). A farm looks at about three machines for each pod, so that it takes
 the best of these, and breaks ties by chance. GETS is how many of the missing pods a machine would get.
+Where replica groups have resources, or spread, affinity or placing of their own, each is shown by itself, after what those
+before it get.
 What others place meanwhile, and a scheduler of your own, are not considered.
 
 Examples:
@@ -116,7 +118,26 @@ func (s *conn) placementsOf(c *cli.Context, name string) ([]pod.Placement, []err
 const fewNodes = 20
 
 func writePlacing(w io.Writer, v *inspect.Placing, wide bool) error {
-	fmt.Fprintf(w, "%s: %s, %d placed. Each takes %s.\n", clean(v.Name), field.Count(v.Replicas, "replica"), v.Placed, takesText(&v.Takes))
+	if len(v.Groups) == 0 {
+		return writeGroupPlacing(w, clean(v.Name), &v.GroupPlacing, wide)
+	}
+	fmt.Fprintf(w, "%s: %s, %d placed.\n", clean(v.Name), field.Count(v.Replicas, "replica"), v.Placed)
+	for i := range v.Groups {
+		g := &v.Groups[i]
+		fmt.Fprintln(w)
+		if err := writeGroupPlacing(w, clean(v.Name+"."+g.Role), g, wide); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeGroupPlacing shows the nodes for pods that want the same.
+func writeGroupPlacing(w io.Writer, name string, v *inspect.GroupPlacing, wide bool) error {
+	fmt.Fprintf(w, "%s: %s, %d placed. Each takes %s.\n", name, field.Count(v.Replicas, "replica"), v.Placed, takesText(&v.Takes))
+	if wishes := wishesText(v); v.Role != "" && wishes != "" {
+		fmt.Fprintf(w, "Its nodes: %s.\n", clean(wishes))
+	}
 	if v.Placed < v.Replicas {
 		fmt.Fprintf(w, "There is room for %d of the %d that are missing.\n", v.Found, v.Replicas-v.Placed)
 	}
@@ -145,7 +166,26 @@ func writePlacing(w io.Writer, v *inspect.Placing, wide bool) error {
 	return tb.write(w, false)
 }
 
-func placingTable(v *inspect.Placing, nodes []inspect.PlacingNode, wide bool) *table {
+// wishesText says where the pods of a group should be.
+func wishesText(v *inspect.GroupPlacing) string {
+	var parts []string
+	if v.Spread != "" {
+		text := "spread over " + v.Spread
+		if v.Skew > 0 {
+			text += fmt.Sprintf(", skew %d required", v.Skew)
+		}
+		parts = append(parts, text)
+	}
+	for _, p := range v.Affinity {
+		parts = append(parts, fmt.Sprintf("%s first (weight %d)", p.Selector, p.Weight))
+	}
+	if v.Pack {
+		parts = append(parts, "packed")
+	}
+	return strings.Join(parts, "; ")
+}
+
+func placingTable(v *inspect.GroupPlacing, nodes []inspect.PlacingNode, wide bool) *table {
 	tb := &table{header: []string{"RANK", "NODE", "PODS", "GETS", "LOAD", "SLOTS", "CPU", "MEMORY"}, paint: -1}
 	if v.Spread != "" {
 		tb.header = slices.Insert(tb.header, 2, "GROUP")

@@ -13,7 +13,7 @@ import (
 // Hundreds of nodes fit on a screen: a few lines of those that come first, and one for each reason, none wider than 80 columns.
 func TestPlacingOfManyNodesFitsAScreen(t *testing.T) {
 	t.Parallel()
-	v := inspect.Placing{Name: "web", Replicas: 40, Found: 40, Out: scheduler.Reasons{}, Spread: "rack"}
+	v := inspect.Placing{Name: "web", GroupPlacing: inspect.GroupPlacing{Replicas: 40, Found: 40, Out: scheduler.Reasons{}, Spread: "rack"}}
 	for i := range 700 {
 		n := inspect.PlacingNode{
 			Name: fmt.Sprintf("node-%d", i), Rank: i + 1, Group: "rack-7", Pods: 12, Gets: 1, Load: 123,

@@ -11,7 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Ask is what nodes are wanted for: pods of one controller, which all want the same.
+// Ask is what nodes are wanted for: pods of one controller, which all want the same. Groups of a controller that want something
+// else are asked for by themselves.
 type Ask struct {
 	RCID       string            `json:"rc_id"`
 	RCName     string            `json:"rc_name"`
@@ -22,6 +23,7 @@ type Ask struct {
 	Selector   string            `json:"node_selector,omitempty"` // of nodes; those that it does not select are not eligible
 	Spread     string            `json:"spread,omitempty"`        // key of the node label over whose values pods should be spread
 	SpreadSkew int               `json:"spread_skew,omitempty"`   // which the farm holds; zero: spreading is a preference
+	SpreadRole string            `json:"spread_role,omitempty"`   // role whose pods alone the skew counts, as its group says how they are spread; empty: all of the controller's
 	Affinity   []Affinity        `json:"affinity,omitempty"`      // which nodes should come first
 	Placing    string            `json:"placing,omitempty"`       // "pack": nodes with most should come first
 	MaxPerNode int               `json:"max_per_node,omitempty"`  // pods of the controller; zero: no limit

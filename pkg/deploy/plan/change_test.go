@@ -22,6 +22,13 @@ func TestEvalSpecChange(t *testing.T) {
 		{"order of ports", nil, []string{`pod.ports=[{"name": "admin", "dynamic": true}, {"name": "http", "dynamic": true}]`}, plan.UpToDate, ""},
 		{"order of volumes", []string{`pod.volumes=[{"name": "a"}, {"name": "b"}]`}, []string{`pod.volumes=[{"name": "b"}, {"name": "a"}]`}, plan.UpToDate, ""},
 		{"count", nil, []string{`replicas=4`}, plan.NeedsUpdate, "replica_groups[main].count"},
+		{
+			"where one group's pods go",
+			[]string{`replicas=null`, `replica_groups=[{"role": "a", "count": 1, "spread": "rack"}]`},
+			[]string{`replicas=null`, `replica_groups=[{"role": "a", "count": 1, "spread": {"label": "rack", "when": "require"}, "affinity": [{"selector": "a=b", "weight": 2}], "placing": "pack"}]`},
+			plan.NeedsRecreate,
+			"replica_groups[a].affinity[0].selector,replica_groups[a].affinity[0].weight,replica_groups[a].placing,replica_groups[a].spread,replica_groups[a].spread.label,replica_groups[a].spread.when",
+		},
 		{"to zero", nil, []string{`replicas=0`}, plan.NeedsUpdate, "replica_groups[main].count"},
 		{"labels", nil, []string{`labels={"a": "b"}`}, plan.NeedsUpdate, "labels.a"},
 		{"a label without a value", nil, []string{`labels={"a": ""}`}, plan.NeedsUpdate, "labels.a"},

@@ -174,7 +174,7 @@ func TestNewReplicasKeepToTheLimit(t *testing.T) {
 		plan := reconcile.Compute(s)
 		var got []string
 		for _, id := range plan.Adds {
-			s.LookFor(s.DigestOf(id))
+			s.LookFor(s.LotOf(id))
 			ch := reconcile.NewPlacer(s).On(id, "n1")
 			got = append(got, ch.Placement.PodID+" "+ch.Placement.Digest)
 			if m := s.Placing(); m.ID != ch.Placement.PodID {
@@ -184,12 +184,12 @@ func TestNewReplicasKeepToTheLimit(t *testing.T) {
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
-		digests, by := s.ByDigest(plan.Adds)
+		lots, by := s.ByLot(plan.Adds)
 		n := 0
-		for _, d := range digests {
-			n += len(by[d])
+		for _, lot := range lots {
+			n += len(by[lot])
 		}
-		if n != len(plan.Adds) || len(digests) != len(by) {
+		if n != len(plan.Adds) || len(lots) != len(by) {
 			t.Errorf("%s: %v of %v", name, by, plan.Adds)
 		}
 	}

@@ -40,32 +40,50 @@ func (s *Snapshot) DigestOf(id pod.Identity) string {
 	return s.RC.ManifestOf(id.Role)
 }
 
+// Lot is pods that room is looked for together, by what they have in common.
+type Lot struct {
+	Digest string
+	Role   string // where its group has wishes of its own for nodes; empty: the controller's
+}
+
 // Placing returns the manifest of the pods that room is looked for; see LookFor.
 func (s *Snapshot) Placing() *manifest.Manifest {
-	if s.shape == "" {
+	if s.lot.Digest == "" {
 		return s.Manifest
 	}
-	return s.ManifestOf(s.shape)
+	return s.ManifestOf(s.lot.Digest)
 }
 
-// LookFor makes the rule, and NewClaim of no pod in particular, those of pods with a digest.
-func (s *Snapshot) LookFor(digest string) {
-	if s.shape != digest {
-		s.shape, s.rule = digest, nil
+// Wishes returns where the pods should be that room is looked for; see LookFor.
+func (s *Snapshot) Wishes() rc.Wishes { return s.RC.WishesOf(s.lot.Role) }
+
+// LookFor makes the rule, the wishes, and NewClaim of no pod in particular, those of some pods.
+func (s *Snapshot) LookFor(lot Lot) {
+	if s.lot != lot {
+		s.lot, s.rule = lot, nil
 	}
 }
 
-// ByDigest returns pods that are to be placed by the digests that they get, in their order.
-func (s *Snapshot) ByDigest(ids []pod.Identity) (digests []string, byDigest map[string][]pod.Identity) {
-	byDigest = map[string][]pod.Identity{}
+// LotOf returns the lot of a pod.
+func (s *Snapshot) LotOf(id pod.Identity) Lot {
+	lot := Lot{Digest: s.DigestOf(id)}
+	if s.RC.HasWishes(id.Role) {
+		lot.Role = id.Role
+	}
+	return lot
+}
+
+// ByLot returns pods that are to be placed by their lots, in their order.
+func (s *Snapshot) ByLot(ids []pod.Identity) (lots []Lot, pods map[Lot][]pod.Identity) {
+	pods = map[Lot][]pod.Identity{}
 	for _, id := range ids {
-		digest := s.DigestOf(id)
-		if byDigest[digest] == nil {
-			digests = append(digests, digest)
+		lot := s.LotOf(id)
+		if pods[lot] == nil {
+			lots = append(lots, lot)
 		}
-		byDigest[digest] = append(byDigest[digest], id)
+		pods[lot] = append(pods[lot], id)
 	}
-	return digests, byDigest
+	return lots, pods
 }
 
 // former returns the digest that a role's pods beyond the limit of an upgrade in place get, if there is one besides the role's own.

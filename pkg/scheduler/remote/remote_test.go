@@ -109,7 +109,7 @@ func view() *scheduler.View {
 	return scheduler.NewView(scheduler.Cluster{
 		Ask: scheduler.Ask{
 			RCID: id(0).RCID, RCName: "web", Labels: map[string]string{"team": "shop"}, PodID: "web", PodLabels: map[string]string{"app": "web"}, Strategy: "dynamic",
-			Selector: "rack in (a,b)", Spread: "rack", MaxPerNode: 2, Desired: 3, CPU: 500, Memory: 1 << 30, Ports: []int{8080}, DynamicPorts: []string{"admin"},
+			Selector: "rack in (a,b)", Spread: "rack", SpreadSkew: 1, SpreadRole: "main", MaxPerNode: 2, Desired: 3, CPU: 500, Memory: 1 << 30, Ports: []int{8080}, DynamicPorts: []string{"admin"},
 		},
 		Nodes: nodes, Rule: &scheduler.Rule{Selector: sel}, Pods: slices.Values(placed),
 	})
