@@ -43,8 +43,10 @@ func TestNote(t *testing.T) {
 func TestNotesThatSayNothing(t *testing.T) {
 	t.Parallel()
 	path, now := filepath.Join(t.TempDir(), "note"), Moment{Boot: "a", Up: time.Hour}
-	for _, text := range []string{"", " ", "{", "null", "{}", "[]", `{"boot":"a"}`, `{"boot":"a","up":0}`, `{"boot":"a","up":-1}`, `{"boot":"b","up":1}`, `{"up":1}`,
-		`{"boot":"a","up":3600000000001}`, `{"boot":"a","up":99999999999999999999}`, `{"boot":"a","up":1} x`} {
+	for _, text := range []string{
+		"", " ", "{", "null", "{}", "[]", `{"boot":"a"}`, `{"boot":"a","up":0}`, `{"boot":"a","up":-1}`, `{"boot":"b","up":1}`, `{"up":1}`,
+		`{"boot":"a","up":3600000000001}`, `{"boot":"a","up":99999999999999999999}`, `{"boot":"a","up":1} x`,
+	} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
@@ -255,5 +256,75 @@ func TestSpecsAreWrittenAsBefore(t *testing.T) {
 		if err := (localSpec{asked.Process, &c}).validate(); !errors.Is(err, runtime.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
 			t.Errorf("got %v, want an error with %q and what is allowed", err, want)
 		}
+	}
+}
+
+// watchers is a supervisor with so many processes that a note keeps running, which was written just now.
+func watchers(tb testing.TB, count int) (s *supervisor, note string) {
+	tb.Helper()
+	now, err := proc.Now()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	note = filepath.Join(tb.TempDir(), "note")
+	if err := proc.WriteNote(note, now); err != nil {
+		tb.Fatal(err)
+	}
+	s = &supervisor{cfg: Config{}.withDefaults(), boot: now.Boot, procs: map[string]*process{}, wake: make(chan struct{})}
+	for i := range count {
+		id := fmt.Sprintf("p%03d", i)
+		spec := localSpec{Process: runtime.Process{ID: id, Watchdog: &runtime.Watchdog{Note: note, Timeout: time.Minute + time.Duration(i)}}}
+		s.procs[id] = &process{sup: s, rec: record{Spec: spec, Desired: wantRun}, recall: func() {}}
+	}
+	return s, note
+}
+
+// Nobody looks sooner than the first process is due, or time may have been slept away; and what a look finds is known of all processes.
+func TestLookAtNotes(t *testing.T) {
+	t.Parallel()
+	s, note := watchers(t, 3)
+	if next := s.lookAtNotes(t.Context()); next != mostBetweenLooks {
+		t.Errorf("looks again in %s", next)
+	}
+	if err := os.Remove(note); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range s.all() {
+		if p.dog.renewed == (proc.Moment{}) || p.toStop() {
+			t.Errorf("%+v", p.dog)
+		}
+		p.dog.renewed.Up -= time.Minute - 5*time.Second
+	}
+	if next := s.lookAtNotes(t.Context()); next > 5*time.Second || next < 4*time.Second {
+		t.Errorf("looks again in %s, the first is due in 5 s", next)
+	}
+	s.procs["p001"].dog.renewed.Up -= time.Minute
+	s.procs["p002"].op.Lock() // its client waits for the disk
+	s.procs["p002"].dog.renewed.Up -= time.Minute
+	if next := s.lookAtNotes(t.Context()); next != retryWatch {
+		t.Errorf("looks again in %s, one could not be looked at", next)
+	}
+	for id, want := range map[string]bool{"p000": false, "p001": true, "p002": false} {
+		if s.procs[id].toStop() != want {
+			t.Errorf("%s stops: %t", id, !want)
+		}
+	}
+	if none, _ := watchers(t, 0); none.lookAtNotes(t.Context()) != time.Hour {
+		t.Error("looks though there is nothing to look at")
+	}
+}
+
+// BenchmarkLookAtNotes: what one look costs, of which there is one every 10 s, and one more when the first process is due.
+func BenchmarkLookAtNotes(b *testing.B) {
+	for _, due := range []bool{false, true} {
+		b.Run(fmt.Sprintf("500/due=%t", due), func(b *testing.B) {
+			s, _ := watchers(b, 500)
+			for b.Loop() {
+				if due {
+					s.procs["p000"].dog.renewed = proc.Moment{}
+				}
+				s.lookAtNotes(b.Context())
+			}
+		})
 	}
 }

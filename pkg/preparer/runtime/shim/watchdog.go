@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// lookAtNotes bounds the time between two looks at the notes that keep processes running. One is due when the first process may have
+	// mostBetweenLooks bounds the time between two looks at the notes that keep processes running. One is due when the first process may have
 	// to stop; but timers stand still while the machine sleeps, and the clock of notes does not.
-	lookAtNotes = 10 * time.Second
+	mostBetweenLooks = 10 * time.Second
 	// readNoteAgain is the pause before a note is read once more that could not be: it may have been half written.
 	readNoteAgain = 50 * time.Millisecond
 )
@@ -66,15 +66,25 @@ func (p *process) expire(why string) {
 
 // watchNotes stops the processes whose note was not renewed in time, until ctx ends.
 func (s *supervisor) watchNotes(ctx context.Context) {
-	wait.Each(ctx, s.dogs, func() time.Duration {
-		now, err := proc.At(s.boot)
-		if err != nil {
-			s.cfg.Log("notes not looked at", map[string]any{"error": err})
-			return retryWatch
-		}
-		next := proc.Never
-		notes := map[string]note{} // each is read once
-		for _, p := range s.all() {
+	wait.Each(ctx, s.dogs, func() time.Duration { return s.lookAtNotes(ctx) })
+}
+
+// lookAtNotes stops what is due, and returns when to look again. As long as nothing is due no note is read, and then each once, for all whose it
+// is: so they are due together the next time.
+func (s *supervisor) lookAtNotes(ctx context.Context) (next time.Duration) {
+	now, err := proc.At(s.boot)
+	if err != nil {
+		s.cfg.Log("notes not looked at", map[string]any{"error": err})
+		return retryWatch
+	}
+	all, next := s.all(), proc.Never
+	for _, p := range all {
+		next = min(next, p.dueIn(now))
+	}
+	if next <= 0 {
+		next = proc.Never
+		notes := map[string]note{}
+		for _, p := range all {
 			next = min(next, p.watchNote(now, func(path string) note {
 				if _, known := notes[path]; !known {
 					notes[path] = s.readNote(ctx, path)
@@ -82,11 +92,11 @@ func (s *supervisor) watchNotes(ctx context.Context) {
 				return notes[path]
 			}))
 		}
-		if next == proc.Never {
-			return time.Hour // there is none; one that comes wakes this
-		}
-		return min(next, lookAtNotes)
-	})
+	}
+	if next == proc.Never {
+		return time.Hour // there is none; one that comes wakes this
+	}
+	return min(next, mostBetweenLooks)
 }
 
 // note is what a look at one gave.
@@ -112,37 +122,41 @@ func (s *supervisor) readNote(ctx context.Context, path string) (n note) {
 	return n
 }
 
-// watchNote stops the process if its note was not renewed in time, and returns when that is to be looked at again, proc.Never if not.
+// dueIn returns for how long the process may run on by what is known of its note, proc.Never for one that needs none.
+func (p *process) dueIn(now proc.Moment) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	dog := p.rec.Spec.Watchdog
+	if dog == nil || p.toStop() || p.rec.Done {
+		return proc.Never
+	}
+	return dog.Timeout - now.Since(p.dog.renewed)
+}
+
+// watchNote reads the process's note, stops the process if that was not renewed in time, and returns when it is due again.
 func (p *process) watchNote(now proc.Moment, read func(path string) note) (next time.Duration) {
+	if p.dueIn(now) == proc.Never {
+		return proc.Never
+	}
 	if !p.op.TryLock() { // somebody starts or stops it just now, and may wait for the disk
 		return retryWatch
 	}
 	defer p.op.Unlock()
-	p.mu.Lock()
-	dog := p.rec.Spec.Watchdog
-	idle := dog == nil || p.broken != nil || p.removed || p.toStop() || p.rec.Done
-	renewed := p.dog.renewed
-	p.mu.Unlock()
-	if idle {
+	if p.broken != nil || p.removed {
 		return proc.Never
 	}
-	if left := dog.Timeout - now.Since(renewed); left > 0 {
-		return left
-	}
+	dog := p.current().Spec.Watchdog
 	n := read(dog.Note)
-	switch {
-	case n.err == nil && n.moment.Up > renewed.Up:
-		renewed = n.moment
-	case n.err != nil && renewed == (proc.Moment{}):
-		renewed = now
-		p.log("note not read; counting from now", map[string]any{"error": n.err})
-	}
 	p.mu.Lock()
-	p.dog.renewed = renewed
+	switch {
+	case n.err == nil && n.moment.Up > p.dog.renewed.Up:
+		p.dog.renewed = n.moment
+	case n.err != nil && p.dog.renewed == (proc.Moment{}):
+		p.dog.renewed = now
+	}
 	p.mu.Unlock()
-	left := dog.Timeout - now.Since(renewed)
-	if left > 0 {
-		return left
+	if next = p.dueIn(now); next > 0 {
+		return next
 	}
 	why := fmt.Sprintf("%s was not renewed for %s", dog.Note, dog.Timeout)
 	if n.err != nil {
