@@ -161,7 +161,7 @@ func State(ctx context.Context, s *store.Store) (state *plan.State, corrupt []er
 		return nil, nil, err
 	}
 	corrupt = slices.Concat(corrupt, badNodes, bad)
-	byName := map[string]node.Ops{}
+	byName, unread := map[string]node.Ops{}, store.CorruptAt(bad)
 	for _, o := range ops {
 		byName[o.Value.Name] = o.Value
 	}
@@ -175,7 +175,9 @@ func State(ctx context.Context, s *store.Store) (state *plan.State, corrupt []er
 				corrupt = append(corrupt, err)
 			}
 		}
-		state.Nodes[rec.Value.Name] = node.NewView(rec.Value, byName[rec.Value.Name], rec.Session != "")
+		view := node.NewView(rec.Value, byName[rec.Value.Name], rec.Session != "")
+		view.OpsUnread = unread[rec.Value.Name]
+		state.Nodes[rec.Value.Name] = view
 	}
 	state.Taken, bad, err = s.ListReservations(ctx)
 	return state, append(corrupt, bad...), err

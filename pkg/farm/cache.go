@@ -52,6 +52,7 @@ type cache struct {
 	bells        [store.Shards]map[string]uint64
 	records      [store.Shards]map[string]*node.View // without the operators' side
 	ops          map[string]node.Ops
+	opsUnread    map[string]string     // by node: why what operators say cannot be read, of records that never could be
 	views        map[string]*node.View // records and ops joined; never changed once published
 	version      uint64                // of the views; moves by one when they change
 	history      scheduler.History     // of the views

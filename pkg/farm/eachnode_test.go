@@ -3,6 +3,8 @@ package farm_test
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -114,6 +116,61 @@ func TestAPodStaysWhereLabelsCannotBeRead(t *testing.T) {
 	if on := c.where("agent"); len(on) != 3 {
 		t.Errorf("the pods are on %v", on)
 	}
+}
+
+// A farm that starts when records of operators cannot be read does not know what they ask for: pods on those nodes stay, whatever the node says of itself, and
+// no pod comes there. The status says so, until the record can be read again or is gone (P4).
+func TestAFarmThatStartsWithUnreadableOperators(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n0", nil, nil)
+	c.node("n1", map[string]string{"pool": "a"}, nil)
+	c.node("n2", map[string]string{"pool": "a"}, nil)
+	c.relabel("n0", "pool", "a")
+	c.operate("n2", func(ops *node.Ops) { ops.Unschedulable = true })
+	stop := c.farm("f1")
+	c.apply("agent", testManifest("agent", 8080), onEach("a"))
+	c.apply("web", testManifest("web", 0), func(r *rc.RC) { r.NodeSelector = "pool=a" })
+	c.converged("agent", 2)
+	c.converged("web", 1)
+	c.apply("moved", testManifest("moved", 0), func(r *rc.RC) {
+		r.NodeSelector = "pool=a"
+		two := 2
+		r.MaxPerNode, r.ReplicaGroups[0].Count = 1, &two
+	})
+	c.converged("moved", 2)
+	stop()
+	k := c.store.Keys()
+	labelled := c.spoil(k.NodeOps.Key("n0"))
+	c.spoil(k.NodeOps.Key("n2"))
+	c.farm("f2")
+	c.node("n3", map[string]string{"pool": "a"}, nil)
+	c.apply("web", testManifest("web", 0), replicas(4)) // wherever it pleases, and not where nobody knows
+	c.condition("moved", rc.Unreadable, true, k.NodeOps.Key("n0"))
+	c.condition("agent", rc.Unreadable, true, k.NodeOps.Key("n0"))
+	c.condition("agent", rc.Unreadable, true, k.NodeOps.Key("n2"))
+	c.converged("web", 4)
+	stays := func() {
+		t.Helper()
+		if on := c.where("agent"); len(on) != 3 || slices.Contains(slices.Collect(maps.Keys(on)), "n2") {
+			t.Errorf("the pods of agent are on %v", on)
+		}
+		if on := c.onNodes("moved"); on["n0"] != 1 || on["n1"] != 1 {
+			t.Errorf("the pods of moved are on %v", on)
+		}
+		if on := c.onNodes("web"); on["n0"]+on["n2"] > 0 {
+			t.Errorf("the pods of web are on %v", on)
+		}
+	}
+	stays()
+	c.put(k.NodeOps.Key("n0"), labelled)
+	c.condition("moved", rc.Unreadable, false, "")
+	stays()
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(k.NodeOps.Key("n2"))}); err != nil {
+		t.Fatal(err)
+	}
+	c.condition("agent", rc.Unreadable, false, "")
+	c.converged("agent", 4)
 }
 
 // A node that has no room for its pod is named with the reason, and gets it when there is.

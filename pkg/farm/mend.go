@@ -114,7 +114,7 @@ func (s *nodeSet) take() []string {
 // disagrees reports whether a reservation says of the node something else than its record and its operators, as seen last: whether it is
 // drained, or which labels it has.
 func disagrees(v *node.View, res node.Reservation) bool {
-	return v != nil && !res.Agrees(v.Ops.Drain != nil, v.LabelVersions)
+	return v != nil && v.OpsUnread == "" && !res.Agrees(v.Ops.Drain != nil, v.LabelVersions)
 }
 
 // mendMet mends the reservations that this farm has met, and that did not say what is known of their nodes.

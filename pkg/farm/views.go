@@ -2,10 +2,8 @@ package farm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
-	"path"
 	"reflect"
 	"time"
 
@@ -41,22 +39,22 @@ func (w *cache) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node
 	return nil
 }
 
-// opsSeen takes what operators say of nodes. What cannot be read any more stays as it was read last: without its labels pods would leave (P4).
+// opsSeen takes what operators say of nodes. What cannot be read any more stays as it was read last: without its labels pods would leave (P4). Of what this
+// farm never could read the views say so.
 func (w *cache) opsSeen(_ context.Context, s store.Seen[node.Ops]) error {
 	w.emit(unreadableFound{"nodeops", s.Corrupt})
-	ops := make(map[string]node.Ops, len(s.Recs))
-	for _, err := range s.Corrupt {
-		w.log.WithError(err).Error("an operator's record of a node cannot be read; what it said last, if it was read, stays in force")
-		if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
-			if last, ok := w.ops[path.Base(corrupt.Key)]; ok {
-				ops[last.Name] = last
-			}
+	ops, unread := make(map[string]node.Ops, len(s.Recs)), store.CorruptAt(s.Corrupt)
+	for name, text := range unread {
+		w.log.WithField(obs.Node, name).WithField("why", text).Error("what operators say of a node cannot be read; what it was last, if that is known, stays in force")
+		if last, ok := w.ops[name]; ok {
+			ops[name] = last
+			delete(unread, name)
 		}
 	}
 	for _, rec := range s.Recs {
 		ops[rec.Value.Name] = rec.Value
 	}
-	w.change(func() { w.ops, w.sources = ops, nil })
+	w.change(func() { w.ops, w.opsUnread, w.sources = ops, unread, nil })
 	return nil
 }
 
@@ -107,6 +105,7 @@ func (w *cache) publish() (changed, orphaned map[string]bool) {
 func (w *cache) join(record *node.View) *node.View {
 	v := *record
 	v.SetOps(w.ops[v.Name])
+	v.OpsUnread = w.opsUnread[v.Name]
 	v.MachineLost = !v.Alive && w.machinesLost[v.Name] == v.FreeIndex
 	v.Orphans, v.OrphansUnread = w.orphansOn(&record.Node)
 	return &v

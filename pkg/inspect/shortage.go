@@ -23,7 +23,7 @@ func (s *Situation) mover() *pod.Placement {
 	}
 	for i := range s.Placements {
 		p := &s.Placements[i]
-		if v := s.Nodes[p.Node]; p.RunState == pod.Running && (p.LostSince != nil || p.UnmanagedSince != nil || v != nil && (v.MustLeave() || !v.Matches(sel))) {
+		if v := s.Nodes[p.Node]; p.RunState == pod.Running && (p.LostSince != nil || p.UnmanagedSince != nil || v != nil && (v.MustLeave() || !v.MayMatch(sel))) {
 			return p
 		}
 	}
@@ -142,6 +142,7 @@ var advice = []struct {
 	{scheduler.NotAlive, "have no living preparer", "Start the preparer there."},
 	{scheduler.NotSynced, "have not yet said what they run, since the store was new or went back", "Wait; if it stays so, look at the preparer there."},
 	{scheduler.Drained, "are drained or cordoned", "When they are wanted again: rcctl node undrain NODE, rcctl node uncordon NODE"},
+	{scheduler.Unread, "have a record of their operators that cannot be read", "Mend or remove it, below nodeops/ in Consul; then say again what it said: rcctl node label, cordon or drain."},
 	{scheduler.Relabelled, "have labels that are not those that placing counts on there", "Wait: a farm mends that within a minute."},
 	{scheduler.Avoided, "are where it is or was, or did not become available when it was moved there", "Look at them: rcctl pods; or add a node."},
 	{scheduler.Resources, "have no slot, CPU or memory left for it", "Add a node, or free room: rcctl pods --node NODE"},

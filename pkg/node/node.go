@@ -104,8 +104,11 @@ type Drain struct {
 // View is everything known about a node at one moment.
 type View struct {
 	Node
-	Ops   Ops
-	Alive bool // its preparer holds the lock on the record
+	Ops Ops
+	// OpsUnread is why the operators' record cannot be read, where nothing is known of it; empty: it can be read, or there is none. Whether the node is
+	// cordoned or drained and which labels it has is not known then: it takes no new pods, and loses none for its labels (P4).
+	OpsUnread string
+	Alive     bool // its preparer holds the lock on the record
 	// FreeIndex is the index of the record while nobody holds it, else zero. It names one death of the preparer: whoever holds the
 	// record moves it.
 	FreeIndex uint64
@@ -124,6 +127,10 @@ func (v *View) AllLabels() map[string]string { return field.Merge(v.Labels, v.Op
 // Matches reports whether the node's labels, with the operators' on top, match a selector. It copies none of them: a farm asks this of
 // thousands of nodes.
 func (v *View) Matches(sel labels.Selector) bool { return sel.Matches((*layered)(v)) }
+
+// MayMatch reports whether the node's labels match a selector as far as they are known: who asks whether a pod may stay must not stop it for what
+// cannot be read.
+func (v *View) MayMatch(sel labels.Selector) bool { return v.OpsUnread != "" || v.Matches(sel) }
 
 // layered shows both layers of a node's labels as labels.Labels.
 type layered View

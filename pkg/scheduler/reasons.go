@@ -7,7 +7,7 @@ import (
 )
 
 // AllReasons lists every reason, for metrics.
-var AllReasons = []Reason{Selector, NotAlive, NotSynced, Drained, Relabelled, Avoided, Resources, Ports, MaxPerNode, Skew}
+var AllReasons = []Reason{Selector, NotAlive, NotSynced, Drained, Unread, Relabelled, Avoided, Resources, Ports, MaxPerNode, Skew}
 
 // reasonCount is one reason in a text of Reasons. A scheduler's own may have commas and colons in it.
 var reasonCount = regexp.MustCompile(`(.+?): (\d+)(?:, |$)`)

@@ -22,6 +22,7 @@ const (
 	NotAlive   Reason = "not alive"    // no preparer holds its record
 	NotSynced  Reason = "not settled"  // it has not yet said what it runs in this cluster (R1)
 	Drained    Reason = "drained"      // operators closed it
+	Unread     Reason = "unreadable"   // what operators said of it cannot be read
 	Relabelled Reason = "relabelled"   // its labels are not those that were looked at
 	Avoided    Reason = "avoided"      // the pod that moves is or was there
 	Resources  Reason = "resources"    // slots, CPU or memory
@@ -70,6 +71,8 @@ type Candidate struct {
 // Excludes returns why a node takes no pod of the controller, whatever is taken there, or "" when it may.
 func (r *Rule) Excludes(v *node.View) Reason {
 	switch {
+	case v.OpsUnread != "":
+		return Unread
 	case r.Selector == nil || !v.Matches(r.Selector):
 		return Selector
 	case !v.Alive:

@@ -106,6 +106,10 @@ func TestCheck(t *testing.T) {
 			c.View.Ops.Labels = map[string]string{"disk": "old"}
 			c.View.Alive = false
 		}, scheduler.Selector},
+		"operators cannot be read": {func(c *scheduler.Candidate) {
+			c.View.OpsUnread = "unreadable record nodeops/7/n"
+			c.View.Ops.Labels = map[string]string{"disk": "old"} // whatever else is known
+		}, scheduler.Unread},
 		"not settled":            {func(c *scheduler.Candidate) { c.View.Epoch = "before" }, scheduler.NotSynced},
 		"cordoned":               {func(c *scheduler.Candidate) { c.View.Ops.Unschedulable = true }, scheduler.Drained},
 		"drained, not heard yet": {func(c *scheduler.Candidate) { c.Reservation.Ineligible = true }, scheduler.Drained},

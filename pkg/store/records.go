@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path"
 	"strings"
 
 	"github.com/oklog/ulid/v2"
@@ -88,6 +89,17 @@ func (e *CorruptError) Error() string { return fmt.Sprintf("unreadable record %s
 
 // Unwrap returns what is wrong with it.
 func (e *CorruptError) Unwrap() error { return e.Err }
+
+// CorruptAt returns what is said of records that cannot be read, by the last part of their keys: the name of a node, where the records are about nodes.
+func CorruptAt(found []error) map[string]string {
+	texts := map[string]string{}
+	for _, err := range found {
+		if corrupt, is := errors.AsType[*CorruptError](err); is {
+			texts[path.Base(corrupt.Key)] = corrupt.Error()
+		}
+	}
+	return texts
+}
 
 // IsCorrupt reports whether err is about a record that exists and cannot be read.
 func IsCorrupt(err error) bool {

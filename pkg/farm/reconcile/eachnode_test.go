@@ -453,3 +453,34 @@ func (w *world) eachStep(t *rapid.T) {
 		w.stepOf(t, kind)
 	}
 }
+
+// What operators said of n1 cannot be read: a pod there stays, be its labels as they are, none comes, and the status says what follows from that.
+func TestOperatorsThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*reconcile.Snapshot)
+		adds   int
+		says   string // in the status
+	}{
+		"its pod is where its own labels match":        {func(*reconcile.Snapshot) {}, 0, ""},
+		"its own labels do not match":                  {func(s *reconcile.Snapshot) { s.Nodes["n1"].Labels = nil }, 0, "nodeops/7/n1; main.1 stays on n1"},
+		"no pod is there":                              {func(s *reconcile.Snapshot) { s.Pods = s.Pods[:1] }, 0, "nodeops/7/n1; n1 gets no pod"},
+		"no pod is there, and its labels do not match": {func(s *reconcile.Snapshot) { s.Pods, s.Nodes["n1"].Labels = s.Pods[:1], nil }, 0, ""},
+		"no pod is there, and its preparer is away":    {func(s *reconcile.Snapshot) { s.Pods, s.Nodes["n1"].Alive = s.Pods[:1], false }, 0, ""},
+		"they can be read":                             {func(s *reconcile.Snapshot) { s.Pods, s.Nodes["n1"].OpsUnread = s.Pods[:1], "" }, 1, ""},
+		"of a controller with replicas": {func(s *reconcile.Snapshot) {
+			s.RC.Mode, s.RC.ReplicaGroups, s.Nodes["n1"].Labels = "", []rc.ReplicaGroup{{Role: "main", Count: count(2)}}, nil
+		}, 0, "nodeops/7/n1; main.1 stays on n1"},
+	} {
+		s := eachOf(2)
+		s.Nodes["n1"].OpsUnread = "unreadable record nodeops/7/n1"
+		c.change(s)
+		plan := reconcile.Compute(s)
+		if len(plan.Adds) != c.adds || len(plan.Changes) > 0 {
+			t.Errorf("%s: adds %v, changes %v", name, plan.Adds, plan.Changes)
+		}
+		if got := plan.Status.LastError; c.says == "" && got != "" || !strings.Contains(got, c.says) {
+			t.Errorf("%s: %q, want %q", name, got, c.says)
+		}
+	}
+}

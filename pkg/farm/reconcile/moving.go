@@ -58,7 +58,7 @@ func (c moves) moveOf(p *Pod) (state moveState, back *pod.Ghost, why string) {
 func mayKeep(s *Snapshot, g pod.Ghost) bool {
 	v := s.Nodes[g.Node]
 	switch {
-	case v == nil || !v.Alive:
+	case v == nil || !v.Alive || v.OpsUnread != "":
 		return false
 	case g.LeftBecauseLost:
 		return true // it came back; if it must be left for another reason that comes next

@@ -57,7 +57,7 @@ func (c report) report() {
 		}
 	}
 	c.progress(&st)
-	c.plan.failures = slices.Clone(s.Errors)
+	c.plan.failures = append(slices.Clone(s.Errors), unreadOperators(s)...)
 	for _, r := range s.Requests {
 		if r.Waits != "" {
 			c.plan.failures = append(c.plan.failures, r.Waits)
@@ -72,6 +72,32 @@ func (c report) report() {
 	}
 	c.plan.set(s.Now, rc.NodeLost, len(lost) > 0, fmt.Sprintf("%d pods on lost nodes, %d on nodes without a preparer: %s",
 		st.Lost, st.Unmanaged, field.Few(slices.Sorted(maps.Keys(lost)), maxNames, ", ")))
+}
+
+// unreadOperators says where a record of operators that cannot be read decides what becomes of a pod: which stays where it would not match, and which
+// node that would ask for one gets none.
+func unreadOperators(s *Snapshot) (texts []string) {
+	rule, err := s.Rule()
+	if err != nil {
+		return nil
+	}
+	has := map[string]bool{}
+	for p := range s.all() {
+		v := s.Nodes[p.Node]
+		has[p.Node] = true
+		if v != nil && v.OpsUnread != "" && p.RunState == pod.Running && !v.Matches(rule.Selector) {
+			texts = append(texts, fmt.Sprintf("%s; %s.%d stays on %s", v.OpsUnread, p.Role, p.Identity.Index, p.Node))
+		}
+	}
+	if s.each == nil {
+		return texts
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
+		if v := s.Nodes[name]; v.OpsUnread != "" && v.Alive && !has[name] && v.Matches(rule.Selector) {
+			texts = append(texts, fmt.Sprintf("%s; %s gets no pod", v.OpsUnread, name))
+		}
+	}
+	return texts
 }
 
 // reportVoid says in the status for a while that requests were not carried out: whoever asked may not be there any more.

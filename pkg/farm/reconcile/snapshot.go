@@ -252,10 +252,10 @@ func (s *Snapshot) eligible(name string) bool {
 	return v != nil && err == nil && rule.Excludes(v) == ""
 }
 
-// matches reports whether the controller selects the node. A selector that cannot be read selects none.
+// matches reports whether the controller selects the node, or may for all that is known. A selector that cannot be read selects none.
 func (s *Snapshot) matches(v *node.View) bool {
 	rule, err := s.Rule()
-	return err == nil && v.Matches(rule.Selector)
+	return err == nil && rule.Selector != nil && v.MayMatch(rule.Selector)
 }
 
 // find returns the placement of an identity, nil when there is none. The pods are in order once Compute has begun.
