@@ -2,6 +2,8 @@ package farm
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,13 +24,19 @@ type gateStore struct {
 	asked  int
 	first  string // what the gate may be raised to at once
 	gate   store.Rec[store.Gate]
+	fails  map[string]error // by method
+	reads  int
+	raises []string
 }
 
 func (s *gateStore) FirstRaise(context.Context, store.Rec[store.Gate]) (string, error) {
-	return s.first, nil
+	return s.first, s.fails["FirstRaise"]
 }
 
-func (s *gateStore) PresentGate(context.Context) (store.Rec[store.Gate], error) { return s.gate, nil }
+func (s *gateStore) PresentGate(context.Context) (store.Rec[store.Gate], error) {
+	s.reads++
+	return s.gate, s.fails["PresentGate"]
+}
 
 func (s *gateStore) Writers(context.Context) ([]feature.Writer, error) {
 	s.asked++
@@ -36,11 +44,15 @@ func (s *gateStore) Writers(context.Context) ([]feature.Writer, error) {
 	for _, name := range s.counts {
 		living = append(living, feature.Writer{Kind: "node", Name: name})
 	}
-	return living, nil
+	return living, s.fails["Writers"]
 }
 
 func (s *gateStore) RaiseGate(_ context.Context, _ store.Rec[store.Gate], to string) error {
-	s.gate.Value.Version = to
+	s.raises = append(s.raises, to)
+	if err := s.fails["RaiseGate"]; err != nil {
+		return err
+	}
+	s.gate.Value.Version, s.gate.Index = to, s.gate.Index+1
 	return nil
 }
 
@@ -207,5 +219,104 @@ func TestTheFirstGateIsRaisedAtOnce(t *testing.T) {
 	look(time.Second)
 	if st.gate.Value.Version != "0.1.0" {
 		t.Errorf("later it is %s", st.gate.Value.Version)
+	}
+}
+
+// allNew is a world in which nobody is older.
+func allNew(t *testing.T) (*gateDuty, *gateStore, func(after time.Duration)) {
+	t.Helper()
+	return gateWorld(t, &node.View{Node: node.Node{Name: "old", EmulationVersion: feature.Known.Newest()}, Alive: true})
+}
+
+// Where there is no gate it is made at once, at the oldest, whoever lives; then it is raised like any other.
+func TestAMissingGateIsMade(t *testing.T) {
+	t.Parallel()
+	d, st, look := allNew(t)
+	st.gate = store.Rec[store.Gate]{Value: store.Gate{Version: feature.Oldest}}
+	look(0)
+	if !slices.Equal(st.raises, []string{feature.Oldest}) {
+		t.Fatalf("raised to %v", st.raises)
+	}
+	look(d.cfg.StableAfter - 1)
+	if len(st.raises) != 1 {
+		t.Errorf("raised to %v before all have been there for long enough", st.raises)
+	}
+	look(1)
+	if !slices.Equal(st.raises, []string{feature.Oldest, feature.Known.Newest()}) {
+		t.Errorf("raised to %v", st.raises)
+	}
+	look(time.Hour)
+	if len(st.raises) != 2 {
+		t.Errorf("raised again: %v", st.raises)
+	}
+}
+
+// The store is asked once more before the gate is raised: somebody may be there whom the farm has not seen.
+func TestSomebodyIsThereAfterAll(t *testing.T) {
+	t.Parallel()
+	d, st, look := allNew(t)
+	st.counts = []string{"new"}
+	look(0)
+	look(d.cfg.StableAfter)
+	if len(st.raises) != 0 || st.asked != 1 || d.gone != nil {
+		t.Fatalf("raised to %v, asked %d times", st.raises, st.asked)
+	}
+	st.counts = nil
+	look(time.Second)
+	if !slices.Equal(st.raises, []string{feature.Known.Newest()}) {
+		t.Errorf("raised to %v", st.raises)
+	}
+}
+
+// A gate that another leader has raised meanwhile stays, and is read again.
+func TestAGateThatAnotherHasRaised(t *testing.T) {
+	t.Parallel()
+	d, st, look := allNew(t)
+	look(0)
+	st.gate.Value.Version, st.gate.Index = "99.0.0", 8
+	look(d.cfg.StableAfter)
+	look(0)
+	if len(st.raises) != 0 || d.gate.Value.Version != "99.0.0" {
+		t.Errorf("raised to %v, known as %s", st.raises, d.gate.Value.Version)
+	}
+}
+
+// The gate is read once in a sweep while nothing is to be raised.
+func TestTheGateIsReadOnceInASweep(t *testing.T) {
+	t.Parallel()
+	d, st, look := allNew(t)
+	st.gate.Value.Version = feature.Known.Newest()
+	for range 10 {
+		look(d.cfg.SweepEvery / 5)
+	}
+	if st.reads != 2 || st.asked != 0 || len(st.raises) != 0 {
+		t.Errorf("read %d times, asked %d times, raised to %v", st.reads, st.asked, st.raises)
+	}
+}
+
+// Whatever fails is an error of the look, raises nothing, and is tried again by the next one.
+func TestALookAtTheGateFails(t *testing.T) {
+	t.Parallel()
+	for _, method := range []string{"PresentGate", "FirstRaise", "Writers", "RaiseGate"} {
+		d, st, _ := allNew(t)
+		errAway := errors.New("away")
+		st.fails = map[string]error{method: errAway}
+		now := time.Unix(1e9, 0)
+		_ = d.look(t.Context(), now)
+		if err := d.look(t.Context(), now.Add(d.cfg.StableAfter)); !errors.Is(err, errAway) {
+			t.Errorf("%s: %v", method, err)
+		}
+		if st.gate.Value.Version != feature.Oldest {
+			t.Errorf("%s: the gate is %s", method, st.gate.Value.Version)
+		}
+		st.fails = nil
+		for _, after := range []time.Duration{2, 3} {
+			if err := d.look(t.Context(), now.Add(after*d.cfg.StableAfter)); err != nil {
+				t.Errorf("%s: %v", method, err)
+			}
+		}
+		if st.gate.Value.Version != feature.Known.Newest() {
+			t.Errorf("%s: the gate is %s in the end", method, st.gate.Value.Version)
+		}
 	}
 }
