@@ -108,8 +108,8 @@ func (h *history) writer(client int, key string) func(context.Context) error {
 	}
 }
 
-// Leaders that are paused in the middle of a write, lose their session meanwhile and go on later, that yield, or whose lock is deleted: never
-// does a write of one take effect after another has begun.
+// Leaders that are paused in the middle of a write, lose their session meanwhile and go on later, that yield, whose lock is deleted, that are cut
+// off while what they send arrives, or are killed and started anew: never does a write of one take effect after another has begun.
 func TestLeadersNeverInterleave(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -117,8 +117,9 @@ func TestLeadersNeverInterleave(t *testing.T) {
 	key := f.prefix + "log"
 	ids := []string{"a", "b", "c"}
 	var members []*member
-	for i, id := range ids {
-		members = append(members, f.run(id, fmt.Sprintf("1.%d", 17+i), nil, h.writer(i, key)))
+	begin := func(i int) *member { return f.run(ids[i], fmt.Sprintf("1.%d", 17+i), nil, h.writer(i, key)) }
+	for i := range ids {
+		members = append(members, begin(i))
 	}
 	reading, stop := context.WithCancel(t.Context())
 	var readers sync.WaitGroup
@@ -138,7 +139,11 @@ func TestLeadersNeverInterleave(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	for round, n := range rand.New(rand.NewPCG(seed, 0)).Perm(15) {
-		f.trouble(n%3, members, h, round)
+		f.trouble(n%5, members, h, round, begin)
+	}
+	for _, m := range f.dead {
+		m.revive()
+		m.stop()
 	}
 	stop()
 	readers.Wait()
@@ -157,8 +162,8 @@ func TestLeadersNeverInterleave(t *testing.T) {
 	}
 }
 
-// trouble makes the present leader lose the lease in one of three ways, and waits until somebody has it and has written.
-func (f *fleet) trouble(kind int, members []*member, h *history, round int) {
+// trouble makes the present leader lose the lease in one of five ways, and waits until somebody has it and has written.
+func (f *fleet) trouble(kind int, members []*member, h *history, round int, begin func(i int) *member) {
 	f.t.Helper()
 	leader := ""
 	consultest.Eventually(f.t, patient, func() error {
@@ -181,6 +186,18 @@ func (f *fleet) trouble(kind int, members []*member, h *history, round int) {
 		members[i].gate.reopen()
 	case 1:
 		f.commit(consul.Delete(f.key("lease/holder")))
+	case 2: // cut off: what it sends arrives, and it hears nothing
+		members[i].proxy.Set(consultest.Always(consultest.CutAfter))
+		f.destroySessions(members[i])
+		f.begins(h, begun)
+		members[i].proxy.Set(consultest.Always(consultest.Forward))
+	case 3: // killed, and started anew; what is left of it never learns that it is dead, and writes when it is heard again
+		dead := members[i]
+		dead.kill()
+		f.begins(h, begun)
+		members[i] = begin(i)
+		f.t.Cleanup(dead.revive)
+		f.dead = append(f.dead, dead)
 	default:
 		s := f.state()
 		ops, _, err := s.Yield("test")

@@ -37,8 +37,9 @@ type fleet struct {
 
 	mu      sync.Mutex
 	members map[string]*member
-	leading []string // who does its duty now
-	most    int      // that did at once
+	dead    []*member // that were killed and have others in their place
+	leading []string  // who does its duty now
+	most    int       // that did at once
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -186,6 +187,9 @@ func (m *member) kill() {
 	m.proxy.Set(consultest.Always(consultest.CutBefore))
 	m.f.destroySessions(m)
 }
+
+// revive has Consul hear a candidate again that was killed.
+func (m *member) revive() { m.proxy.Set(consultest.Always(consultest.Forward)) }
 
 // destroySessions ends the sessions of a candidate, as Consul does when its time is over.
 func (f *fleet) destroySessions(m *member) {
