@@ -168,6 +168,9 @@ func (p *Pusher) work(ctx context.Context) {
 // idlePause bounds how long nobody looks whether there is something to do.
 const idlePause = time.Minute
 
+// lookGap is the least time between two looks at all nodes: of thousands that cannot be told, each has its own time.
+const lookGap = 50 * time.Millisecond
+
 // next returns the node whose turn it is, where it is now and what it is to be told, or how long nobody's is.
 func (p *Pusher) next(now time.Time) (turn *peer, to Target, r scale.Request, pause time.Duration) {
 	p.mu.Lock()
@@ -214,6 +217,9 @@ func (p *Pusher) lookAtAll(now time.Time) {
 		p.expire(n, now)
 		p.queue(n, now)
 		p.forget(n, now)
+	}
+	if soonest := now.Add(lookGap); p.look.Before(soonest) {
+		p.look = soonest
 	}
 }
 

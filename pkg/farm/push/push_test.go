@@ -164,6 +164,32 @@ func TestADeadNodeHoldsUpNobody(t *testing.T) {
 	})
 }
 
+// Whoever could not be told waits until all others were.
+func TestWhoFailsComesLast(t *testing.T) {
+	t.Parallel()
+	takes := func(ctx context.Context, node string, try int) error {
+		if node == "dead" && try == 1 {
+			return errors.New("no route")
+		}
+		return wait.Pause(ctx, 100*time.Millisecond)
+	}
+	with(t, takes, func(c *Config) { c.AtOnce = 1 }, func(t *testing.T, p *Pusher, n *nodes) {
+		p.Tell(Target{Node: "dead"}, pushTo("r1", 1, 10))
+		after(t, time.Millisecond)
+		for i := range 20 {
+			p.Tell(Target{Node: fmt.Sprint(i)}, pushTo("r1", 1, 10))
+		}
+		after(t, 1900*time.Millisecond)
+		if v := look(p, n); len(v.taken) != 19 || v.tries["dead"] != 1 {
+			t.Errorf("%d nodes were told, the dead one was tried %d times", len(v.taken), v.tries["dead"])
+		}
+		after(t, time.Second)
+		if v := look(p, n); len(v.taken) != 21 || v.waiting != 0 || v.kept != 0 {
+			t.Errorf("%d nodes were told, %d wait, %d are kept", len(v.taken), v.waiting, v.kept)
+		}
+	})
+}
+
 // What fails is tried again, more and more rarely, until it is taken; a node that has heard of something later is told nothing more.
 func TestRequestsAreTriedAgain(t *testing.T) {
 	t.Parallel()
