@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -20,7 +22,7 @@ func auditCommand() *cli.Command {
 newest 10,000 entries, for 30 days.
 
 --since and --until take a length of time before now (90m, 36h) or a moment (2026-01-02T15:04:05Z). --rc also takes
-the whole id of an rc that is gone.
+the whole id of an rc that is gone, and local-SERVICE, for what nodes were asked to run by themselves.
 
 Examples:
   rcctl audit
@@ -79,10 +81,14 @@ func runAudit(c *cli.Context, std *stdio, s *conn, filter store.AuditFilter) err
 		filter.RCID = ref // its record may be gone
 	} else if ref != "" {
 		rec, err := s.find(c, ref)
-		if err != nil {
+		switch local := (pod.Identity{RCID: ref}).Local(); {
+		case err == nil:
+			filter.RCID = rec.Value.ID
+		case local && errors.Is(err, store.ErrNotFound):
+			filter.RCID = ref
+		default:
 			return err
 		}
-		filter.RCID = rec.Value.ID
 	}
 	records, corrupt, err := s.ListAudit(c.Context, filter)
 	if err != nil {
@@ -109,7 +115,9 @@ func writeAudit(w io.Writer, views []inspect.AuditView) error {
 	}
 	for _, v := range views {
 		parts := []string{v.At.Format(time.RFC3339), v.What}
-		switch {
+		switch local := (pod.Identity{RCID: v.RCID}).LocalService(); {
+		case local != "":
+			parts = append(parts, "service "+local+" of node "+strings.Join(v.Nodes, ","))
 		case v.RCName != "":
 			parts = append(parts, "rc "+v.RCName)
 		case v.RCID != "":
