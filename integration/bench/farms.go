@@ -205,8 +205,8 @@ func (b *bench) startFarm(ctx context.Context, sc *scope, w *world, id, dir, add
 		return nil, err
 	}
 	p := &process{id: id, dir: dir, debug: fmt.Sprintf("127.0.0.1:%d", ports[0]), events: newLines(out), ended: make(chan struct{})}
-	p.cmd = exec.Command(b.farm, append([]string{"--id", id, "--data-dir", dir, "--consul-addr", addr, "--prefix", w.keys.Prefix(),
-		"--debug-addr", p.debug}, more...)...)
+	args := []string{"--id", id, "--data-dir", dir, "--consul-addr", addr, "--prefix", w.keys.Prefix(), "--debug-addr", p.debug}
+	p.cmd = exec.Command(b.farm, append(args, more...)...)
 	p.cmd.Stderr = p.events
 	if err := consultest.StartTied(p.cmd, func(error) { close(p.ended) }); err != nil {
 		return nil, fmt.Errorf("%w; run `make build`", err)
