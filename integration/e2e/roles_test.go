@@ -10,12 +10,28 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
-// grouped is a controller of one primary and so many readers, each with an environment of its own.
+// grouped is a controller of one primary and so many readers, each with an environment of its own. The readers would all be on one machine, and are held
+// evenly on all by a spread of their own; the primary goes where it wants to.
 func (e *env) grouped(read int, mode string) string {
 	h := e.hello(0, map[string]string{"MODE": "none", "LOG": "info"})
 	h.Port, h.NodeLoss = 0, "{after: 1s}"
-	groups := fmt.Sprintf("replica_groups:\n- {role: primary, count: 1, env: {MODE: %s}}\n- {role: read, count: %d, env: {MODE: read}}\n", mode, read)
+	groups := fmt.Sprintf("replica_groups:\n- {role: primary, count: 1, env: {MODE: %s}}\n- {role: read, count: %d, env: {MODE: read},\n"+
+		"   spread: {label: rack, skew: 1, when: require}, affinity: [{selector: rack=a, weight: 10}]}\n", mode, read)
 	return strings.Replace(cluster.HelloSpec(h), "replicas: 0\n", groups, 1)
+}
+
+// mustBeEven fails unless readers are on all machines, on none more than one more than on another, whatever else runs there.
+func (e *env) mustBeEven(when string, machines int, table map[string]identity) {
+	e.t.Helper()
+	on := map[string]int{}
+	for name, is := range table {
+		if strings.HasPrefix(name, "read.") {
+			on[is.node]++
+		}
+	}
+	if many := slices.Sorted(maps.Values(on)); len(many) != machines || many[len(many)-1] > many[0]+1 {
+		e.t.Errorf("%s, there are readers on %v", when, on)
+	}
 }
 
 // identity is what a process is told of itself.
@@ -73,7 +89,7 @@ func (e *env) mustKeep(when string, before, after map[string]identity) {
 	}
 }
 
-// roles: one primary and four readers on three machines. Each process has its group's environment, and keeps its identity: more and fewer readers
+// roles: one primary and four readers on three machines, the readers spread over them. Each process has its group's environment, and keeps its identity: more and fewer readers
 // restart nobody, another environment of one group restarts that group alone, and a primary whose machine dies is primary.0 again elsewhere.
 func roles(e *env) {
 	e.startConsul("")
@@ -95,7 +111,9 @@ func roles(e *env) {
 		e.t.Fatalf("there are %v", names)
 	}
 
+	e.mustBeEven("at first", 3, first)
 	six := e.scaled(id, 6)
+	e.mustBeEven("with 6 readers", 3, six)
 	e.mustKeep("with 6 readers", first, six)
 	if six["read.5"].replicas != "6" || six["read.0"].replicas != "4" {
 		e.t.Errorf("readers see %+v", six)
