@@ -45,6 +45,7 @@ type simPod struct {
 	leaves           bool  // out of the name, as its placement says
 	foundAt          int64 // generation at which it was adopted; 0: it was not
 	hopeless         bool
+	switching        bool // it was upgraded, and has not been available since
 }
 
 func newWorld(seed int64) *world {
@@ -266,30 +267,52 @@ func (w *world) updated(id string) int {
 	return n
 }
 
-// upgrade changes pods in place, up to the limit, as the minimum allows.
+// upgrade changes one pod in place, up to the limit, as the minimum allows, and waits for the one before. One of a role that does not change, and
+// that is not on its way, holds up its like alone.
 func (w *world) upgrade(id string, least int) {
 	r := w.rcs[id]
-	open := func(p *simPod) bool { return !limited(&r, p.role) || w.updated(id) < r.InPlace.Limit }
-	turn := func(p *simPod, digest string) {
-		w.log("%s: a pod goes from %s to %s", id, p.digest, digest)
-		p.digest = digest
-		w.place(p, r)
+	over := 0
+	if r.InPlace != nil {
+		over = w.updated(id) - r.InPlace.Limit
 	}
-	for _, p := range w.podsOf(id) {
-		if p.stopping || p.lost || p.digest == r.ManifestOf(p.role) || !open(p) || p.foundAt == r.Generation || p.available && w.serving()-1 < least {
-			continue
+	back := over > 0 && r.InPlace.From != ""
+	target := func(p *simPod) string {
+		if back && limited(&r, p.role) {
+			return r.InPlace.Former().Of(p.role)
 		}
-		turn(p, r.ManifestOf(p.role))
+		return r.ManifestOf(p.role)
 	}
-	if r.InPlace == nil || r.InPlace.From == "" {
+	var changing, others []*simPod
+	beside := false
+	for _, p := range w.podsOf(id) {
+		is := limited(&r, p.role)
+		switch {
+		case p.stopping || p.lost:
+		case p.digest == target(p) && !p.available && (!back || !is || p.switching):
+			if r.InPlace == nil || is || p.switching && !p.hopeless && !w.sick[p.digest] {
+				return
+			}
+			beside = true
+		case p.digest == target(p) || back && is && p.digest != r.ManifestOf(p.role) || p.foundAt == r.Generation:
+		case !is:
+			others = append(others, p)
+		case back || over < 0:
+			changing = append(changing, p)
+		}
+	}
+	if !beside {
+		changing = append(others, changing...)
+	}
+	if len(changing) == 0 {
 		return
 	}
-	for _, p := range w.podsOf(id) {
-		from, is := r.InPlace.Former().Of(p.role), r.ManifestOf(p.role)
-		if from != is && limited(&r, p.role) && !p.stopping && !p.lost && p.digest == is && w.updated(id) > r.InPlace.Limit && (!p.available || w.serving()-1 >= least) {
-			turn(p, from)
-		}
+	p := changing[max(0, slices.IndexFunc(changing, func(p *simPod) bool { return !p.available }))]
+	if p.available && w.serving()-1 < least {
+		return
 	}
+	w.log("%s: a pod goes from %s to %s", id, p.digest, target(p))
+	p.digest, p.switching = target(p), true
+	w.place(p, r)
 }
 
 func (w *world) report(id string) {
@@ -348,7 +371,7 @@ func (w *world) nodes(share float64) {
 		case w.sick[p.digest]:
 			p.available = false
 		default:
-			p.available = true
+			p.available, p.switching = true, false
 		}
 		p.standby = p.leaves
 	}

@@ -340,6 +340,15 @@ func TestALimitCountsTheRolesThatChange(t *testing.T) {
 		"one of the others runs something else": {1, 1, func(s *reconcile.Snapshot) { other(s, 0) }, "main.0 p m1", "1 1 0", ""},
 		"on the way back, one of the others runs something else": {3, 1, func(s *reconcile.Snapshot) { other(s, 0); fails(s, 0) }, "main.0 p m1", "3 3 0", ""},
 		"one of the others fails":                                {1, 1, func(s *reconcile.Snapshot) { fails(s, 0) }, "", "1 1 0", ""},
+		"one of the others fails, more may go":                   {1, 2, func(s *reconcile.Snapshot) { fails(s, 0) }, "read.1 p r1", "1 1 0", ""},
+		"one of the others fails, back":                          {3, 1, func(s *reconcile.Snapshot) { fails(s, 0) }, "read.2 former r0", "3 3 0", ""},
+		"one of the others fails since it was upgraded":          {1, 2, func(s *reconcile.Snapshot) { fails(s, 0); s.Pods[0].Switching = true }, "read.1 p r1", "1 1 0", ""},
+		"one of the others has failed, and they change no more":  {1, 2, func(s *reconcile.Snapshot) { fails(s, 0); other(s, 1) }, "read.1 p r1", "1 1 0", ""},
+		"one of the others is being upgraded":                    {1, 2, func(s *reconcile.Snapshot) { comes(s, 0) }, "", "1 1 0", ""},
+		"one of the others is being upgraded, back":              {3, 1, func(s *reconcile.Snapshot) { comes(s, 0) }, "", "3 3 0", ""},
+		"one that changed fails, more may go":                    {1, 2, func(s *reconcile.Snapshot) { fails(s, 0); fails(s, 4) }, "", "1 0 1", ""},
+		"one that changed fails, and one of the others waits":    {1, 1, func(s *reconcile.Snapshot) { fails(s, 4); other(s, 0) }, "", "1 0 1", ""},
+		"one of the others has failed, and another waits":        {1, 1, func(s *reconcile.Snapshot) { fails(s, 0); other(s, 1) }, "", "1 1 0", ""},
 		"one that changed fails":                                 {1, 1, func(s *reconcile.Snapshot) { fails(s, 4) }, "", "1 0 1", ""},
 		"no roles are named: all count":                          {0, 4, func(s *reconcile.Snapshot) { s.RC.InPlace.Roles = nil }, "", "4 4 0", ""},
 	} {
@@ -371,6 +380,40 @@ func other(s *reconcile.Snapshot, i int) { s.Pods[i].Digest, s.Pods[i].Reality.D
 
 func fails(s *reconcile.Snapshot, i int) {
 	s.Pods[i].Reality.State, s.Pods[i].Reality.Available = pod.StateFailed, false
+}
+
+// comes makes a pod one that was upgraded a moment ago, and is not available yet.
+func comes(s *reconcile.Snapshot, i int) {
+	sick(s, i)
+	s.Pods[i].Switching, s.Pods[i].ChangedAt = true, s.Now
+}
+
+// Where the upgrade stops for a pod that has failed, it says so; one that holds up nobody blocks nothing.
+func TestWhichPodBlocksOneOfTwo(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*reconcile.Snapshot)
+		want   string
+	}{
+		"one of the others, more may go":    {func(s *reconcile.Snapshot) { fails(s, 0) }, ""},
+		"one that changed, more may go":     {func(s *reconcile.Snapshot) { fails(s, 0); fails(s, 4) }, "read.0"},
+		"one of the others, another waits":  {func(s *reconcile.Snapshot) { s.RC.InPlace.Limit = 1; fails(s, 0); other(s, 1) }, "main.0"},
+		"one of the others was upgraded":    {func(s *reconcile.Snapshot) { s.RC.InPlace.Limit = 1; fails(s, 0); s.Pods[0].Switching = true }, "main.0"},
+		"both, and one of the others waits": {func(s *reconcile.Snapshot) { s.RC.InPlace.Limit = 1; fails(s, 0); fails(s, 4); other(s, 1) }, "read.0"},
+	} {
+		s := oneOfTwo(1, 2)
+		c.change(s)
+		plan := reconcile.Compute(s)
+		why := ""
+		for _, cond := range plan.Status.Conditions {
+			if cond.Type == rc.Blocked && cond.True {
+				why = cond.Reason
+			}
+		}
+		if (why == "") != (c.want == "") || !strings.HasPrefix(why, c.want) {
+			t.Errorf("%s: blocked by %q, want %q", name, why, c.want)
+		}
+	}
 }
 
 // New pods of a role that does not change have its manifest whatever the limit, and take nothing of it; those of one that changes have the former

@@ -172,7 +172,7 @@ func (c *scaling) place(role string, n int, room *int) {
 type upgrades struct{ *room }
 
 // upgrade gives pods a new manifest in place, one at a time: next only when the last is available; the first failure halts
-// the rest (R6). A pod that is not available anyway goes first.
+// the rest (R6). A pod that is not available anyway goes first. One of a role that does not change holds up its like alone, unless it is on its way.
 func (c upgrades) upgrade() {
 	to := roll(c.s)
 	if c.s.RC.Mutator != "" && c.s.RC.InPlace == nil || c.s.Hold != "" {
@@ -180,6 +180,7 @@ func (c upgrades) upgrade() {
 	}
 	var outdated []*Pod
 	available, waiting, failed, last := len(c.companionPods), false, "", ""
+	beside, besides := false, "" // a pod of a role that does not change is not available, and why
 	for p := range c.s.running() {
 		if c.s.counting(p) {
 			available++
@@ -194,13 +195,21 @@ func (c upgrades) upgrade() {
 				outdated = append(outdated, p)
 			}
 		case !c.s.available(p) && c.s.aliveOn(p.Node):
-			waiting = true
 			why := c.stalled(p)
-			failed = cmp.Or(why, failed)
 			if p.Switching {
 				last = cmp.Or(why, last)
 			}
+			if c.s.RC.InPlace != nil && !c.s.limited(p) && (!p.Switching || why != "") {
+				beside, besides = true, cmp.Or(why, besides)
+				continue
+			}
+			waiting, failed = true, cmp.Or(why, failed)
 		}
+	}
+	if changing := slices.DeleteFunc(slices.Clone(outdated), func(p *Pod) bool { return !c.s.limited(p) }); beside && len(changing) > 0 {
+		outdated = changing
+	} else if beside {
+		waiting, failed = true, cmp.Or(failed, besides)
 	}
 	if len(outdated) == 0 {
 		c.block(last) // a pod that fails is no failed upgrade, unless it is one that was upgraded and never became available
@@ -210,13 +219,7 @@ func (c upgrades) upgrade() {
 	if waiting {
 		return
 	}
-	p := slices.MinFunc(outdated, func(a, b *Pod) int {
-		order := a.Identity.Compare(b.Identity)
-		if to.back {
-			order = -order // the last to get it is the first to give it up
-		}
-		return cmp.Or(boolFirst(!c.s.available(a), !c.s.available(b)), order)
-	})
+	p := c.next(outdated, to.back)
 	if c.s.counting(p) && available-1 < c.limits.least {
 		if len(c.plan.Adds) > 0 {
 			return // which may make the room
@@ -226,6 +229,17 @@ func (c upgrades) upgrade() {
 		return
 	}
 	c.upgradeOne(p, to.digest(c.s, p.Role))
+}
+
+// next returns the pod whose turn it is.
+func (c upgrades) next(outdated []*Pod, back bool) *Pod {
+	return slices.MinFunc(outdated, func(a, b *Pod) int {
+		order := a.Identity.Compare(b.Identity)
+		if back {
+			order = -order // the last to get it is the first to give it up
+		}
+		return cmp.Or(boolFirst(!c.s.available(a), !c.s.available(b)), order)
+	})
 }
 
 // stalled tells a pod that is on its way from one that failed: it returns why the latter holds the rest up, "" for the former.
