@@ -76,3 +76,38 @@ func TestASweepStopsWhatOnlyNodesWereToldOf(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What the leader asks for by itself stops nothing of a controller that placements tell of. An operator's sweep stops all of it.
+func TestTheLeadersSweepSparesWhatIsPlaced(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.stray(nil)
+	c.farm("f1")
+	c.apply("other", testManifest("other", 8081), replicas(1))
+	c.converged("other", 1) // the farm does not hold back any more
+	k, id := c.store.Keys(), pod.Identity{RCID: "web", Role: "main"}
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(k.Pods.Key(id.String()))}); err != nil {
+		t.Fatal(err)
+	}
+	at := store.At{Node: c.running("web")[id][0], Identity: id}
+	err := c.store.Leader("f1", c.client.Commit).AskSweep(t.Context(), at, store.NewAudit("f1", "sweep-orphan", "web", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	consultest.Eventually(t, soon, func() error {
+		left, err := c.client.Keys(t.Context(), k.Requests.Below("web"))
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("requests left: %v", left)
+		}
+		return err
+	})
+	placed, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
+	if on := c.running("web"); err != nil || len(on) != 3 || len(placed) != 2 || placed[0].Value.RunState != pod.Running || placed[1].Value.RunState != pod.Running {
+		t.Errorf("running: %v, placed: %+v, %v", on, placed, err)
+	}
+	c.askWeb(store.SweepOrphan, at.Node, 0)
+	c.nothingLeft("web")
+	if on := c.running("web"); len(on) != 0 {
+		t.Errorf("running: %v", on)
+	}
+}

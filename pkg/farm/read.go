@@ -74,10 +74,14 @@ func (ps *reader) read(ctx context.Context) error {
 }
 
 // recordlessRC makes up the record of a controller that has none, for as long as somebody asks for something. Where that is a
-// sweep it is deleted, so that all that it left behind goes; otherwise disabled, so that nothing goes but what was asked for.
-func recordlessRC(id, by string, requests []store.Rec[store.Request]) rc.RC {
+// sweep it is deleted, so that all that it left behind goes; otherwise disabled, so that nothing goes but what was asked for. The leader's own sweep is none
+// where a pod is placed that is meant to run: then the record was lost, and only an operator may stop that.
+func recordlessRC(id, by string, head *store.Head) rc.RC {
 	r := rc.RC{ID: id, Name: id, Disabled: true, ChangedBy: by}
-	if slices.ContainsFunc(requests, func(r store.Rec[store.Request]) bool { return r.Value.Kind == store.SweepOrphan }) {
+	runs := slices.ContainsFunc(head.Placements, func(p store.Rec[pod.Placement]) bool { return p.Value.RunState == pod.Running })
+	if slices.ContainsFunc(head.Requests, func(r store.Rec[store.Request]) bool {
+		return r.Value.Kind == store.SweepOrphan && !(runs && r.Value.ByLeader())
+	}) {
 		now := time.Now().UTC()
 		r.DeletedAt, r.Disabled = &now, false
 	}
@@ -106,7 +110,7 @@ func (ps *reader) readHead(ctx context.Context) (store.Head, error) {
 		case err == nil:
 			ps.mem.recordless = false // it came back
 		case errors.Is(err, store.ErrNotFound) && ps.mem.recordless && len(head.Requests) > 0:
-			head.RC.Value = recordlessRC(ps.id, ps.kit.farm, head.Requests)
+			head.RC.Value = recordlessRC(ps.id, ps.kit.farm, &head)
 		default:
 			return head, err
 		}
@@ -134,7 +138,7 @@ func (ps *reader) addRequests(ctx context.Context, s *reconcile.Snapshot, reques
 	}
 	for _, rec := range requests {
 		r := rec.Value
-		if ps.mem.recordless && r.Kind == store.SweepOrphan {
+		if ps.mem.recordless && r.Kind == store.SweepOrphan && s.RC.DeletedAt != nil {
 			// It stays until the last transaction, which removes all: it is what tells a successor that a sweep is under way.
 			swept[store.At{Node: r.Node, Identity: r.Pod}] = true
 			continue
@@ -144,7 +148,7 @@ func (ps *reader) addRequests(ctx context.Context, s *reconcile.Snapshot, reques
 		case store.ForgetPod:
 			lock := about.locks[r.Node]
 			asked.Forget, asked.Alive, asked.NodeIndex, asked.Declared = true, lock.Locked, lock.Index, r.NodeIndex
-		case store.SweepOrphan: // there is a record again
+		case store.SweepOrphan: // there is a record again, or what the leader would not have asked for
 		case store.RepairReservation:
 			ps.shared.askResync() // in the next pass: claims may be missing, too
 			if e := about.Unreadable[r.Node]; e != nil {

@@ -138,6 +138,10 @@ func TestPlanSweep(t *testing.T) {
 	if got := planSweep(in); len(got.told) != 2 || got.told[0].Identity != id("gone", 9) || got.told[1].Identity != id("told", 0) || got.leaked["gone"] != nil {
 		t.Errorf("told %+v, leaked %v", got.told, got.leaked)
 	}
+	in.placements = append(in.placements, pod.Placement{Identity: id("told", 1), Node: "n2"}) // its owner stops that, too
+	if got := planSweep(in).strays; len(got) != 3 || got[2].Identity != id("told", 1) {
+		t.Errorf("strays %+v", got)
+	}
 	in.leftOut = 1 // what is not listed may be what a claim is held for
 	if got := planSweep(in); len(got.leaked)+len(got.unexplained) != 0 {
 		t.Errorf("%+v", got)

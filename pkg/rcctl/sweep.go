@@ -98,14 +98,14 @@ func planSweep(in inventory) sweepPlan {
 			expected[p.Identity] = true
 		}
 	}
+	for i := range in.told {
+		if t := &in.told[i]; !in.rcs[t.RCID] && !placed[t.Identity] && !t.Local() {
+			plan.told, expected[t.Identity], gone[t.RCID] = append(plan.told, *t), true, true
+		}
+	}
 	for i := range in.placements {
 		if gone[in.placements[i].RCID] {
 			plan.strays = append(plan.strays, in.placements[i])
-		}
-	}
-	for i := range in.told {
-		if t := &in.told[i]; !in.rcs[t.RCID] && !placed[t.Identity] && !t.Local() {
-			plan.told, expected[t.Identity] = append(plan.told, *t), true
 		}
 	}
 	plan.addReports(&in, expected, placed)

@@ -101,9 +101,10 @@ func largest(groups map[string]Replicas, most int) map[string]Replicas {
 type Orphaned struct {
 	Intents, Reports []string // keys; the controller has no record
 	Unplaced         []string // keys of intents; the controller has a record
+	Placed           bool     // the controller has no record, and placements of other pods
 }
 
-// None reports whether there is nothing.
+// None reports whether there is nothing without its placement.
 func (o *Orphaned) None() bool { return len(o.Intents)+len(o.Reports)+len(o.Unplaced) == 0 }
 
 // OrphanedRecords returns intents and reports of pods that have no placement, by controller; of one that has a record only intents. What others
@@ -125,12 +126,14 @@ func (s *Leader) OrphanedRecords(ctx context.Context) (map[string]Orphaned, erro
 	if err != nil {
 		return nil, err
 	}
-	known := map[string]bool{}
+	known, some := map[string]bool{}, map[string]bool{}
 	for _, id := range ids {
 		known[id] = true
 	}
 	for _, key := range placed {
-		known[strings.TrimPrefix(key, s.keys.Pods.Key())] = true
+		identity := strings.TrimPrefix(key, s.keys.Pods.Key())
+		rcID, _, _ := strings.Cut(identity, "/")
+		known[identity], some[rcID] = true, true
 	}
 	orphaned := map[string]Orphaned{}
 	each := func(keys []string, prefix string, note func(o *Orphaned, key string, living bool)) {
@@ -141,6 +144,7 @@ func (s *Leader) OrphanedRecords(ctx context.Context) (map[string]Orphaned, erro
 				continue
 			}
 			o := orphaned[rcID]
+			o.Placed = some[rcID] && !known[rcID]
 			if note(&o, key, known[rcID]); !o.None() {
 				orphaned[rcID] = o
 			}

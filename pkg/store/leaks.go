@@ -88,7 +88,7 @@ func (s *Views) Told(ctx context.Context, copies []At) (map[At]bool, error) {
 // node: it returns ErrConflict, and nothing is written, while that is not answered.
 func (s *Leader) AskRepair(ctx context.Context, rcID, node string, a Audit) error {
 	r := NewRepair(s.farmID, rcID, node)
-	r.ID = "leader-" + node
+	r.ID = leaderID + node
 	key := s.keys.Requests.Key(rcID, r.ID)
 	_, err := s.fenced(ctx, []consul.Op{consul.CAS(key, encode(r), 0), s.audit(a), s.ring(rcID)})
 	return conflictOn(err, key)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -38,6 +39,12 @@ type Request struct {
 	By        string    `json:"by"`
 	At        time.Time `json:"at"`
 }
+
+// leaderID begins the id of what the leader asks by itself; no ULID does.
+const leaderID = "leader-"
+
+// ByLeader reports whether the leader asks by itself: no operator does.
+func (r *Request) ByLeader() bool { return strings.HasPrefix(r.ID, leaderID) }
 
 // NewRepair returns the request of a farm to repair a node's reservation.
 func NewRepair(farm, rcID, node string) Request {

@@ -95,6 +95,38 @@ func TestNothingIsSweptWhereRecordsWereLost(t *testing.T) {
 	}
 }
 
+// Where placements tell of a controller its record was lost, however many of its pods lack theirs: nothing of it is swept, and it counts as gone.
+func TestAControllerWithPlacementsIsNotSwept(t *testing.T) {
+	t.Parallel()
+	client, st := setup(t)
+	apply(t, st, "there1", "v1")
+	apply(t, st, "there2", "v1")
+	placed, bare := pod.Identity{RCID: "placed", Role: "main"}, pod.Identity{RCID: "bare", Role: "main"}
+	tell(t, client, st, "n1", placed)
+	put(t, client, st.Keys().Pods.Key("placed/main.1"), "{}")
+	s := janitor.NewSweeper(janitor.SweepConfig{Farm: "f", Strays: leader(client, st), Synced: func() bool { return true }, After: time.Hour, Log: quiet(t)})
+	now := time.Now()
+	look := func(after time.Duration, want int) {
+		t.Helper()
+		if err := s.Look(t.Context(), now.Add(after)); err != nil {
+			t.Fatal(err)
+		}
+		if n := askedFor(t, st, "placed"); n != 0 {
+			t.Errorf("%d requests beside a placement", n)
+		}
+		if n := askedFor(t, st, "bare"); n != want {
+			t.Errorf("%d requests, want %d", n, want)
+		}
+	}
+	look(0, 0)
+	look(time.Hour, 0)
+	tell(t, client, st, "n1", bare)
+	look(2*time.Hour, 0)
+	look(3*time.Hour, 0) // two are gone, and two are there
+	apply(t, st, "there3", "v1")
+	look(3*time.Hour, 1)
+}
+
 // back lets a controller come back between the moment it is found gone and the request.
 type back struct {
 	janitor.Strays
