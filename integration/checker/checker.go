@@ -234,6 +234,7 @@ func (j *judgement) rules(w *Write) {
 	j.massStop(w)
 	j.lostRightly(w)
 	j.confirmed(w)
+	j.alone(w)
 	j.minimum(w)
 	j.eachNode(w)
 	j.disabled(w)

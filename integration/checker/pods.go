@@ -103,6 +103,8 @@ func (j *judgement) unasked(w *Write, in *intent, node string) string {
 		return node + " asks for it"
 	case rc.eachNode():
 		return ""
+	case rc.ordered(in.Role) && (in.Index >= rc.wanted(in.Role) || before != nil && before.LostSince != nil || w.state.anyLists(in.id())):
+		return "" // the highest goes, a machine is lost, or another copy runs
 	case !rc.staysPut() && (!w.state.mayStay(rc, node) || j.drained(w, node) || j.unselected(w, rc, node)):
 		return ""
 	}
@@ -163,6 +165,10 @@ func (j *judgement) leaves(w *Write, before, after *placement) {
 	gone := func(node string, revision int64) {
 		if w.forgotten(node, id) {
 			j.forgets(w, node, id)
+			return
+		}
+		if before.Node == node && j.stoppedItself(w, before) {
+			j.looked("P5 stopped by itself")
 			return
 		}
 		j.looked("P5 given up")

@@ -93,8 +93,9 @@ type controller struct {
 	NodeSelector  string            `json:"node_selector"`
 	Mode          string            `json:"mode"`
 	ReplicaGroups []struct {
-		Role  string `json:"role"`
-		Count int    `json:"count"`
+		Role    string `json:"role"`
+		Count   int    `json:"count"`
+		Ordered bool   `json:"ordered"`
 	} `json:"replica_groups"`
 	MinAvailable *int    `json:"min_available"`
 	MaxSurge     *int    `json:"max_surge"`
@@ -239,6 +240,7 @@ const (
 
 type manifestRecord struct {
 	Manifest struct {
+		manifestStops
 		Ports []struct {
 			Name    string `json:"name"`
 			Port    int    `json:"port"`

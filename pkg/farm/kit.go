@@ -2,6 +2,7 @@ package farm
 
 import (
 	"context"
+	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -80,6 +81,7 @@ type kit struct {
 	selector labels.Selector
 	onStatus func(service string, index uint64) // may be nil
 	tell     func(push.Target, scale.Request)   // nil: no node is told
+	slack    time.Duration                      // see reconcile.Snapshot
 
 	reads  Reads
 	lists  Lists
@@ -116,6 +118,7 @@ type kit struct {
 func newKit(cfg *Config, cache *cache, fleet fleet, byLabel *scheduler.ByLabel) *kit {
 	k := &kit{
 		farm: cfg.ID, selector: cfg.RCSelector, onStatus: cfg.OnStatus, tell: cfg.Tell,
+		slack: cfg.TTL*3/2 + clockError + startGrace,
 		reads: cfg.Store, early: cfg.Store, lists: cfg.Store, writes: cfg.Store, lock: cfg.Store, trip: cfg.Store,
 		cache: cache, fleet: fleet, nodeSync: &nodeSync{}, stops: newStopCounter(), companionIndex: &companionIndex{}, manifests: newManifestCache(),
 		ledger: &scheduler.Ledger{}, scarcity: &scarcity{}, usage: &usageView{}, mismatched: &nodeSet{}, fresh: &nodeSet{}, byLabel: byLabel,

@@ -195,6 +195,10 @@ func withheld(s *Situation) []Cause {
 			"Label the nodes as they were, or change node_selector. A pod of a static controller leaves with: rcctl node drain NODE --deadline 0s --force",
 		},
 		{
+			rc.AwaitsStop, "Replicas of an ordered group are not placed",
+			"Bring the node back, or wait where a time is named. If the pod is gone for good: rcctl pod forget POD --node NODE --i-am-sure",
+		},
+		{
 			rc.RequestVoid, "What an operator asked for was not carried out",
 			"Look at its pods (rcctl pods --rc " + s.RC.Name + "). If one is gone for good all the same, ask again: rcctl pod forget POD --node NODE",
 		},

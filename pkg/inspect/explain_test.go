@@ -185,6 +185,9 @@ func explainCases() map[string]struct {
 		"misplaced": {func(s *Situation) {
 			s.Status.Conditions = append(s.Status.Conditions, rc.Condition{Type: rc.Misplaced, True: true, Reason: "main.0 stays on n1: static"})
 		}, []string{"It has converged: 2 of 2", "does not match: main.0 stays on n1: static.", "Label the nodes as they were"}, ""},
+		"an index that waits": {func(s *Situation) {
+			s.Status.Conditions = append(s.Status.Conditions, rc.Condition{Type: rc.AwaitsStop, True: true, Reason: "main.0 waits until its copy on n1 has stopped"})
+		}, []string{"are not placed: main.0 waits until its copy on n1 has stopped.", "--i-am-sure"}, ""},
 		"a void request": {func(s *Situation) {
 			s.Status.Conditions = append(s.Status.Conditions, rc.Condition{Type: rc.RequestVoid, True: true, Reason: "main.0 on n1: its node was back"})
 		}, []string{"It has converged: 2 of 2", "was not carried out: main.0 on n1: its node was back.", "rcctl pods --rc web", "rcctl pod forget POD --node NODE"}, ""},

@@ -23,6 +23,8 @@ type ReplicaGroup struct {
 	Spread   Spread       `json:"spread,omitzero" feature:"group-placing"`
 	Affinity []Preference `json:"affinity,omitempty" feature:"group-placing"`
 	Placing  Placing      `json:"placing,omitempty" feature:"group-placing"`
+	// Ordered: replicas start and stop one after the other by their indices, and no index has two living copies.
+	Ordered bool `json:"ordered,omitempty" feature:"ordered"`
 }
 
 // Digests are the digests of a controller's manifests.
@@ -68,6 +70,20 @@ func (p *InPlace) Counts(role string) bool {
 // Counted returns how many replicas groups have of the roles that the limit counts.
 func (p *InPlace) Counted(groups []ReplicaGroup) int {
 	return Total(slices.DeleteFunc(slices.Clone(groups), func(g ReplicaGroup) bool { return !p.Counts(g.Role) }))
+}
+
+// Ordered reports whether replicas of a role start and stop one after the other. A role that the controller has no group of does not.
+func (r *RC) Ordered(role string) bool {
+	g := field.Find(r.ReplicaGroups, func(g *ReplicaGroup) bool { return g.Role == role })
+	return g != nil && g.Ordered
+}
+
+// HasOrdered reports whether a group of the controller is ordered.
+func (r *RC) HasOrdered() bool { return HasOrdered(r.ReplicaGroups) }
+
+// HasOrdered reports whether one of some groups is ordered.
+func HasOrdered(groups []ReplicaGroup) bool {
+	return slices.ContainsFunc(groups, func(g ReplicaGroup) bool { return g.Ordered })
 }
 
 // CountOf returns how many replicas of a role there shall be.

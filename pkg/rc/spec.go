@@ -51,7 +51,7 @@ func SpecOf(r *RC, m *manifest.Manifest) *Spec {
 		MaxPerNode: r.MaxPerNode, Spread: r.Spread, Affinity: r.Affinity, Placing: r.Placing, MinAvailable: r.MinAvailable, MaxSurge: r.MaxSurge, NodeLoss: r.NodeLoss,
 		ProgressDeadline: r.ProgressDeadline, Strategy: r.Strategy, Disabled: r.Disabled, Pod: m,
 	}
-	if g := r.ReplicaGroups; len(g) == 1 && g[0].Role == DefaultRole && !g[0].Differs() && !g[0].Wishes() {
+	if g := r.ReplicaGroups; len(g) == 1 && g[0].Role == DefaultRole && !g[0].Differs() && !g[0].Wishes() && !g[0].Ordered {
 		s.Replicas, s.ReplicaGroups = g[0].Count, nil
 	}
 	if s.Strategy == Dynamic {

@@ -55,7 +55,7 @@ type ConditionType string
 // others. MaxReason is in bytes of JSON, and MaxStatusBytes is more than all of a status takes.
 const (
 	MaxReason      = 1000
-	MaxStatusBytes = 48 * 1024
+	MaxStatusBytes = 52 * 1024
 )
 
 // The conditions.
@@ -88,6 +88,8 @@ const (
 	WaitsForService ConditionType = "WaitsForService"
 	// RolloutGone: an upgrade in place has a limit, and the rollout that would move it is gone.
 	RolloutGone ConditionType = "RolloutGone"
+	// AwaitsStop: an index of an ordered group is not placed, because nothing proves that its copy on a lost node has stopped.
+	AwaitsStop ConditionType = "AwaitsStop"
 	// RequestVoid: what an operator asked for was not carried out, because it was not so any more.
 	RequestVoid ConditionType = "RequestVoid"
 	// Unclaimed: no living farm works on the controller. No owner can say so: the leader does.
@@ -108,7 +110,7 @@ var AllConditions = []ConditionType{
 	Unreadable,
 	BooksDiffer,
 	SchedulerFailing,
-	WaitsForService,
+	WaitsForService, AwaitsStop,
 	RolloutGone,
 	RequestVoid,
 	Unclaimed,

@@ -19,18 +19,20 @@ import (
 func forgetCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "forget", Usage: "declare that a pod on a dead machine has stopped for good",
-		UsageText: "rcctl pod forget POD [--rc REF] [--node NODE] [--wait [--timeout TIME]]",
+		UsageText: "rcctl pod forget POD [--rc REF] [--node NODE] [--i-am-sure] [--wait [--timeout TIME]]",
 		Description: `Nothing can confirm that a pod stopped whose machine is gone, so that it keeps its index and ports and holds up the
 deletion of its controller. This says in the machine's place that it stopped. Be sure: if the machine is only cut
 off, the pod may still run, and a second copy beside it. Refused while the node's preparer lives, and void if that comes
-back before the owner has carried it out: --wait tells.
+back before the owner has carried it out: --wait tells. A pod of an ordered group needs --i-am-sure: its index is
+placed again at once.
 
 POD is a name as rcctl pods shows it. --rc and --node choose where several pods bear it.
 
 Examples:
   rcctl pods --node node-17
   rcctl pod forget web-main-3 --node node-17`,
-		Flags:  append(podFlags(), waitFlags("until the owner has carried it out, or says why not")...),
+		Flags: append(append(podFlags(), waitFlags("until the owner has carried it out, or says why not")...),
+			&cli.BoolFlag{Name: "i-am-sure", Usage: "the pod of an ordered group has stopped: nothing of it runs on that machine, and nothing will"}),
 		Action: onConn(onePlacedPod, runForget),
 	})
 }
@@ -60,6 +62,11 @@ func runForget(c *cli.Context, std *stdio, s *conn, name string) error {
 	case locked:
 		return refusedf("pod %s: the preparer of node %s lives and can stop it; to move it away: rcctl node drain %s; nothing was written", target.name, target.node, target.node)
 	}
+	if !c.Bool("i-am-sure") {
+		if err := refuseOrdered(c.Context, s, target); err != nil {
+			return err
+		}
+	}
 	r := store.Request{ID: store.NewID(), RCID: target.RCID, Kind: store.ForgetPod, Node: target.node, Pod: target.Identity, NodeIndex: index}
 	if err := leaveRequest(c.Context, s, r, fmt.Sprintf("forget %s on %s", target.name, target.node)); err != nil {
 		return err
@@ -68,6 +75,20 @@ func runForget(c *cli.Context, std *stdio, s *conn, name string) error {
 		return waitForgotten(c.Context, std, s, target, r.ID, limitOf(c))
 	}
 	fmt.Fprintf(std.out, "asked the owner of rc %s to forget %s on %s\nwatch: rcctl pods --rc %s\n", target.RCID, target.name, target.node, target.RCID)
+	return nil
+}
+
+// refuseOrdered refuses to forget a pod of an ordered group.
+func refuseOrdered(ctx context.Context, s *conn, target copyOf) error {
+	rec, err := s.RCs.Get(ctx, store.Consistent, target.RCID)
+	switch {
+	case errors.Is(err, store.ErrNotFound) || isCorrupt(err):
+		return nil // nothing is placed again
+	case err != nil:
+		return fmt.Errorf("read rc %s: %w", target.RCID, err)
+	case rec.Value.Ordered(target.Role):
+		return refusedf("pod %s: its group is ordered, and its index is placed again once it is forgotten: if it runs on %s still, or again when that machine is back, there are two; if it does not: add --i-am-sure; nothing was written", target.name, target.node)
+	}
 	return nil
 }
 

@@ -71,7 +71,7 @@ func (s *conn) farms(ctx context.Context) ([]store.Member, error) {
 }
 
 func writeRC(w io.Writer, v inspect.RCView, st inspect.StatusView, colours bool, now time.Time) error {
-	groups := field.Each(v.ReplicaGroups, func(g rc.ReplicaGroup) string { return fmt.Sprintf("%s %d", g.Role, *g.Count) })
+	groups := field.Each(v.ReplicaGroups, groupText)
 	if v.Mode == rc.EachNode {
 		groups = []string{fmt.Sprintf("one on each matching node, %d now", v.Replicas)}
 	}
@@ -139,6 +139,15 @@ func groupWishes(g *rc.ReplicaGroup) string {
 		parts = append(parts, "placing "+string(g.Placing))
 	}
 	return strings.Join(parts, "; ")
+}
+
+// groupText is a replica group in a few words.
+func groupText(g rc.ReplicaGroup) string {
+	text := fmt.Sprintf("%s %d", g.Role, *g.Count)
+	if g.Ordered {
+		text += " (ordered)"
+	}
+	return text
 }
 
 // ownOf names what a group's manifest has of its own.

@@ -58,6 +58,8 @@ func onlyInPlace(r *rc.RC) string {
 	switch {
 	case r.EachNode():
 		return "its pods are one on each node"
+	case r.HasOrdered():
+		return "it has an ordered group, in which no index may have two living copies"
 	case r.Strategy == rc.Static:
 		return "its pods are static"
 	default:

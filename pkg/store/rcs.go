@@ -6,12 +6,24 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/cenkalti/backoff/v5"
+	"github.com/oklog/ulid/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
+
+// MadeAt returns when an id of NewID was made, by the clock of whoever did; for any other text the zero time.
+func MadeAt(id string) time.Time {
+	parsed, err := ulid.ParseStrict(strings.ToUpper(id))
+	if err != nil {
+		return time.Time{}
+	}
+	return ulid.Time(parsed.Time())
+}
 
 // RCIDByName returns the id of the controller with a name, or ErrNotFound.
 func (s *Views) RCIDByName(ctx context.Context, name string) (string, error) {

@@ -20,6 +20,9 @@ func (p *planner) refuse(c course) error {
 	if kind := p.knobs.Kind(); p.spec.Mode == rc.EachNode && kind != rollout.InPlaceStrategy {
 		return p.refused("leave the strategy out, or use in-place", "the strategy %s replaces pods by others elsewhere, and mode is each-node: there is one pod on each node", kind)
 	}
+	if kind := p.knobs.Kind(); rc.HasOrdered(p.spec.ReplicaGroups) && kind != rollout.InPlaceStrategy {
+		return p.refused("leave the strategy out, or use in-place", "the strategy %s replaces pods by others, and a replica group is ordered: no index may have two living copies", kind)
+	}
 	if c == first {
 		return nil
 	}
@@ -70,6 +73,8 @@ func (p *planner) refuseMidCourse(c course) error {
 // anchored says why pods of a service must stay where they are, "" if they need not.
 func anchored(s *record.ServiceSpec) string {
 	switch {
+	case rc.HasOrdered(s.ReplicaGroups):
+		return "a replica group is ordered, and no index may have two living copies"
 	case len(s.Pod.Volumes) > 0:
 		return "its pods have volumes, which stay on their nodes"
 	case s.Mode == rc.EachNode:

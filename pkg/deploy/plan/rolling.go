@@ -202,7 +202,7 @@ func (p *planner) midCourse() course {
 func (p *planner) drifted() bool {
 	want, is := p.controller(p.current.RC), p.current.RC
 	return p.otherPods() || !slices.EqualFunc(want.ReplicaGroups, is.ReplicaGroups, func(a, b rc.ReplicaGroup) bool {
-		return a.Role == b.Role && a.Count != nil && b.Count != nil && *a.Count == *b.Count
+		return a.Role == b.Role && a.Ordered == b.Ordered && a.Count != nil && b.Count != nil && *a.Count == *b.Count
 	})
 }
 

@@ -52,10 +52,10 @@ type PreDeploy struct {
 // Decode reads the document of one service strictly and validates it. Mistakes come back as field.Errors.
 func Decode(data []byte) (*ServiceSpec, error) { return field.Read[ServiceSpec](data) }
 
-// Knobs returns how the service is rolled out: where it has a pod on each node, and names no strategy, in place.
+// Knobs returns how the service is rolled out: where it has a pod on each node, or an ordered group, and names no strategy, in place.
 func (s *ServiceSpec) Knobs() rollout.Knobs {
 	k := s.Update
-	if s.Mode == rc.EachNode && k.Strategy == "" && k.Order == "" && k.Canary == nil {
+	if (s.Mode == rc.EachNode || rc.HasOrdered(s.ReplicaGroups)) && k.Strategy == "" && k.Order == "" && k.Canary == nil {
 		k.Strategy = rollout.InPlaceStrategy
 	}
 	return k

@@ -50,6 +50,9 @@ func (s *ServiceSpec) Validate() field.Errors {
 
 // validateMode refuses what cannot be where pods are one on each node.
 func (s *ServiceSpec) validateMode(errs *field.Errors) {
+	if knobs := s.Knobs(); rc.HasOrdered(s.ReplicaGroups) && knobs.Kind() != rollout.InPlaceStrategy {
+		errs.Add("update.strategy", knobs.Kind(), "in-place where a replica group is ordered; it is the default there")
+	}
 	if s.Mode != rc.EachNode {
 		return
 	}

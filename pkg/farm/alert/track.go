@@ -52,6 +52,7 @@ var Rules = []Rule{
 	{Type: rc.Misplaced, After: 10 * time.Second},
 	{Type: rc.RolloutGone, After: 10 * time.Second},
 	{Type: "Holding", After: 5 * time.Minute},
+	{Type: rc.AwaitsStop, After: 5 * time.Minute},
 	{Type: NotConverged, After: 15 * time.Minute},
 	{Type: "Regressed", After: time.Hour},
 	{Type: GateHeld, After: time.Hour}, // an upgrade takes its time

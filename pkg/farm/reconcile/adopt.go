@@ -25,6 +25,8 @@ func (c adoption) adopt() {
 		}
 		p := c.s.find(o.Identity)
 		switch {
+		case c.s.ordered(o.Role):
+			c.adoptOrdered(o, p)
 		case p == nil:
 			c.adoptAs(o, &Pod{Placement: pod.Placement{Identity: o.Identity}}, "runs without a placement")
 		case p.Node == o.Node:
@@ -68,10 +70,10 @@ func (c adoption) adoptAs(o *Orphan, p *Pod, reason string) {
 	c.add(ch)
 }
 
-// stopDuplicate stops the losing copy of an identity, once the winning one is available.
+// stopDuplicate stops the losing copy of an identity, once the winning one is available, or at once where the group is ordered.
 func (c adoption) stopDuplicate(o *Orphan, p *Pod) {
 	isGhost := func(g pod.Ghost) bool { return g.Node == o.Node && g.Revision > o.Revision }
-	if !c.s.availableHere(p) || slices.ContainsFunc(p.Placement.Ghosts, isGhost) {
+	if !c.s.ordered(p.Role) && !c.s.availableHere(p) || slices.ContainsFunc(p.Placement.Ghosts, isGhost) {
 		return
 	}
 	if !c.mayStop() {
@@ -134,6 +136,9 @@ func (c repairs) repair() {
 		if next.RunState == pod.Running && !p.runs() && c.s.Hold != "" {
 			c.waiting = true
 			continue // it would be started here, while it may run on a node that has not spoken yet (R1)
+		}
+		if next.RunState == pod.Running && !p.runs() && c.s.ordered(p.Role) && (len(next.Ghosts) > 0 || c.elsewhere(p)) {
+			continue // another copy has not confirmed its stop
 		}
 		next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
 		in := next.Intent()

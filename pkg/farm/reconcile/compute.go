@@ -22,6 +22,7 @@ func Compute(s *Snapshot) Plan {
 	lost, draining := losses{moving}, &drains{moves: moving}
 	left.forget()
 	left.confirmStops()
+	left.giveUp()
 	adoption{d}.adopt()
 	waitsToStop := leftovers{d}.stop()
 	repairs{d}.repair()
@@ -62,7 +63,8 @@ type draft struct {
 	withheld int                   // pods that are not stopped because of the breaker
 	waiting  bool                  // something is not done because of the hold
 
-	awaitsService string // what pods wait for because of the service's other revisions
+	awaitsStop    []string // indices of ordered groups whose former copies may live
+	awaitsService string   // what pods wait for because of the service's other revisions
 }
 
 // open yields the pods that the plan has not changed yet.

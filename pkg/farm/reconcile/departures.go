@@ -133,7 +133,7 @@ func claimed(s *Snapshot, p *Pod) bool {
 // formerCopy returns which of some former copies of a pod that is to run takes its place, if one was left running: nobody
 // asked that one to stop, and while the pod moved it was the one that counted (P6).
 func formerCopy(s *Snapshot, p *Pod, ghosts []pod.Ghost) (best pod.Ghost, left bool) {
-	if p.RunState != pod.Running {
+	if p.RunState != pod.Running || s.ordered(p.Role) {
 		return best, false
 	}
 	some := slices.DeleteFunc(slices.Clone(ghosts), func(g pod.Ghost) bool {

@@ -101,6 +101,10 @@ func (c *drains) transfer() {
 	p := slices.MinFunc(leaving, func(a, b *Pod) int {
 		return cmp.Or(cmp.Compare(len(c.s.RC.Avoided(&a.Placement, c.s.Now)), len(c.s.RC.Avoided(&b.Placement, c.s.Now))), boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))
 	})
+	if c.s.ordered(p.Role) {
+		c.leaveFirst(p, counting)
+		return
+	}
 	room := inUse+c.found()+len(c.plan.Adds) < c.most()
 	// With every replica healthy and room for one more nothing is taken away: the old copy goes when the new one is there.
 	whole := available >= c.s.RC.Desired() && room

@@ -211,7 +211,7 @@ func (s *Snapshot) OtherDigests(most int) []string {
 		}
 	}
 	for i := range s.Pods {
-		if s.KeepsDigests() {
+		if s.KeepsDigests() || s.ordered(s.Pods[i].Role) {
 			note(s.Pods[i].Digest)
 		}
 	}

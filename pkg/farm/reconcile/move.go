@@ -15,9 +15,9 @@ type losses struct{ moves }
 // markLost keeps in the placements since when a node is gone or without a preparer, so that a successor counts from the
 // same moment (P7). What was written about an earlier death counts no more: the node has been alive since.
 func (c losses) markLost() {
-	for p := range c.openRunning() {
+	for p := range c.open() {
 		v := c.s.Nodes[p.Node]
-		if v == nil {
+		if v == nil || p.RunState != pod.Running && !c.s.ordered(p.Role) {
 			continue
 		}
 		next := p.Placement
@@ -147,7 +147,7 @@ func (c losses) dueForReplacement(p *pod.Placement) bool {
 // toReplace reports whether a pod is to be placed elsewhere now because its node is lost, as its next placement says, and takes
 // the room for that. One that has somewhere to go back to goes back instead.
 func (c losses) toReplace(p *Pod, next *pod.Placement) bool {
-	if c.surplus(p.Role) || !c.dueForReplacement(next) || c.triedEnough(p) {
+	if c.s.ordered(p.Role) || c.surplus(p.Role) || !c.dueForReplacement(next) || c.triedEnough(p) {
 		return false
 	}
 	if _, back, _ := c.moveOf(p); back != nil {
@@ -160,7 +160,11 @@ func (c losses) toReplace(p *Pod, next *pod.Placement) bool {
 // saying `running` until the new one is available.
 func (c losses) replaceLost() {
 	for p := range c.openRunning() {
-		if !c.s.aliveOn(p.Node) && c.toReplace(p, &p.Placement) {
+		switch {
+		case c.s.aliveOn(p.Node):
+		case c.s.ordered(p.Role):
+			c.stopLost(p)
+		case c.toReplace(p, &p.Placement):
 			c.placeElsewhere(p.Identity)
 		}
 	}

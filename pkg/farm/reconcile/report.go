@@ -126,6 +126,7 @@ func (c report) conditions(outdated, adopted int, waitingFor *Pod) {
 	set(rc.Holding, c.waiting, s.Hold)
 	set(rc.Blocked, c.blocked != "", c.blocked)
 	set(rc.SchedulerFailing, false, "") // until it is asked
+	set(rc.AwaitsStop, len(c.awaitsStop) > 0, Few(c.awaitsStop))
 	set(rc.WaitsForService, c.awaitsService != "", c.awaitsService)
 	crashes := crashLoops(c.s)
 	set(rc.CrashLooping, crashes != "", crashes)

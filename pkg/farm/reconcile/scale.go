@@ -47,6 +47,10 @@ func (c *scaling) scale() {
 	known := map[string]bool{}
 	for _, g := range c.s.RC.ReplicaGroups {
 		known[g.Role] = true
+		if g.Ordered {
+			c.scaleOrdered(g.Role, *g.Count, &spare, &room)
+			continue
+		}
 		var running []*Pod
 		for p := range c.s.running() {
 			if p.Role == g.Role {
@@ -153,19 +157,26 @@ func (c *scaling) place(role string, n int, room *int) {
 		if used[index] {
 			continue
 		}
-		digest := c.newDigest(role)
-		if c.s.ManifestOf(digest) == nil {
+		if !c.placeOne(pod.Identity{RCID: c.s.RC.ID, Role: role, Index: index}, room) {
 			return
 		}
-		if digest == c.s.RC.ManifestOf(role) && c.s.RC.InPlace != nil && c.s.RC.InPlace.Counts(role) {
-			c.newest++
-		}
-		id := pod.Identity{RCID: c.s.RC.ID, Role: role, Index: index}
-		c.s.chosen[id] = digest
-		c.plan.Adds = append(c.plan.Adds, id)
 		n--
-		*room--
 	}
+}
+
+// placeOne asks for a new identity, unless the manifest that it gets cannot be read.
+func (c *scaling) placeOne(id pod.Identity, room *int) bool {
+	digest := c.newDigest(id.Role)
+	if c.s.ManifestOf(digest) == nil {
+		return false
+	}
+	if digest == c.s.RC.ManifestOf(id.Role) && c.s.RC.InPlace != nil && c.s.RC.InPlace.Counts(id.Role) {
+		c.newest++
+	}
+	c.s.chosen[id] = digest
+	c.plan.Adds = append(c.plan.Adds, id)
+	*room--
+	return true
 }
 
 // upgrades gives pods other manifests where they are.

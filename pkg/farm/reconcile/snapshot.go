@@ -30,6 +30,12 @@ type Snapshot struct {
 	Leaks    []Leak                // reservations of this controller, on nodes that somebody asks to be looked at
 	// Leftovers are those of a controller without a record whose end somebody asks for.
 	Leftovers []Leftover
+	// EpochSince is when the epoch began. Slack is what passes, besides what its manifest says, before a pod that nobody hears of has surely
+	// stopped by itself; see SurelyStopped.
+	EpochSince time.Time
+	Slack      time.Duration
+	// Newer: the controller was made in this epoch, so that no node that has been silent since can run its pods.
+	Newer bool
 	// Stopped are the highest revisions at which nodes are known to have stopped replicas that have no placement. A clock that
 	// was ahead leaves ones that are above the present time, and nodes refuse what is not higher (R3).
 	Stopped  map[pod.Identity]int64
@@ -136,7 +142,7 @@ func lostMachines(s *Snapshot) map[DeadNode]bool {
 	remember := func(pods []Pod) {
 		for i := range pods {
 			p := &pods[i]
-			if p.RunState == pod.Running && p.LostSince != nil {
+			if p.LostSince != nil && (p.RunState == pod.Running || s.ordered(p.Role)) {
 				lost[DeadNode{Name: p.Node, Index: p.DeadIndex}] = true
 			}
 			for _, g := range p.Placement.Ghosts {

@@ -1,0 +1,243 @@
+package reconcile_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// orderedWorld is a world with one ordered group, whose machines stop their pods by themselves when they have been lost for long enough.
+type orderedWorld struct {
+	*world
+	m      *manifest.Manifest
+	diedAt map[string]time.Time // when a node fell silent: not later than anybody says
+	second bool                 // a second copy was made up, as after a restore
+}
+
+const orderedSlack = 5 * time.Second
+
+func newOrderedWorld(t *rapid.T) *orderedWorld {
+	w := &orderedWorld{world: newWorld(), m: &manifest.Manifest{Version: 1, ID: "p", MinReady: new(field.Duration), Launchables: []manifest.Launchable{{Name: "a"}}}, diedAt: map[string]time.Time{}}
+	if rapid.Bool().Draw(t, "stop_after") {
+		after := field.Duration(20 * time.Second)
+		w.m.Disconnect = &manifest.Disconnect{StopAfter: &after}
+	}
+	n := rapid.IntRange(1, 5).Draw(t, "replicas")
+	w.rc.ReplicaGroups = []rc.ReplicaGroup{{Role: "main", Count: &n, Ordered: true}}
+	w.rc.MinAvailable = count(0)
+	return w
+}
+
+func (w *orderedWorld) look(resync bool) *reconcile.Snapshot {
+	s := w.snapshot(resync)
+	s.Manifest, s.Slack = w.m, orderedSlack
+	s.Manifests = map[string]*manifest.Manifest{"m1": w.m, "m2": w.m, "m3": w.m}
+	return s
+}
+
+// fallSilent stops the pods of nodes that have been silent for as long as their manifest says, at the last moment.
+func (w *orderedWorld) fallSilent() {
+	after, ever := reconcile.SurelyStopped([]*manifest.Manifest{w.m}, 0)
+	for where, c := range w.copies {
+		died, dead := w.diedAt[where.node]
+		if ever && dead && c.State == pod.Running && w.now.Sub(died) >= after {
+			delete(w.copies, where) // it starts again only when its node has read its intent
+		}
+	}
+}
+
+// pass is world.pass with the rules of ordered groups.
+func (w *orderedWorld) pass(t rapid.TB, resync bool) int {
+	w.fallSilent()
+	s := w.look(resync)
+	plan := reconcile.Compute(s)
+	w.status = &plan.Status
+	w.answered(plan.Answered)
+	w.checkOrder(t, &plan)
+	for _, id := range plan.Adds {
+		if name := w.nodeFor(s, id); name != "" {
+			plan.Changes = append(plan.Changes, reconcile.NewPlacer(s).On(id, name))
+		}
+	}
+	for i := range plan.Changes {
+		if w.lands != nil && !w.lands() {
+			continue
+		}
+		w.checkAlone(t, &plan.Changes[i])
+		w.take(t, &plan.Changes[i])
+	}
+	return len(plan.Changes)
+}
+
+// take is world.apply: a pod on a lost machine may be forgotten when it has stopped by itself.
+func (w *orderedWorld) take(t rapid.TB, ch *reconcile.Change) {
+	if p := w.pods[ch.Identity]; ch.Placement == nil && w.copies[at{p.Node, ch.Identity}].State == pod.Running && len(ch.Answers) == 0 {
+		t.Fatalf("%s is forgotten while it runs (P5)", ch)
+	}
+	w.apply(t, ch)
+}
+
+// checkAlone fails where a node is told to run a pod while another copy of it lives that the farm can know of.
+func (w *orderedWorld) checkAlone(t rapid.TB, ch *reconcile.Change) {
+	was := w.pods[ch.Identity]
+	for _, in := range ch.Intents {
+		if in.Intent == nil || in.Intent.State != pod.Running {
+			continue
+		}
+		starts := w.copies[at{in.Node, ch.Identity}].State != pod.Running || ch.Action == reconcile.Adopt
+		for where, c := range w.copies {
+			known := w.nodes[where.node].Alive || was.Node == where.node || slices.ContainsFunc(was.Ghosts, func(g pod.Ghost) bool { return g.Node == where.node })
+			if where.id == ch.Identity && where.node != in.Node && c.State == pod.Running && starts && known {
+				t.Fatalf("%s: a copy lives on %s", ch, where.node)
+			}
+		}
+	}
+}
+
+// checkOrder fails where replicas are not added and removed in their order.
+func (w *orderedWorld) checkOrder(t rapid.TB, plan *reconcile.Plan) {
+	if len(plan.Adds) > 1 {
+		t.Fatalf("%v start together", plan.Adds)
+	}
+	n := *w.rc.ReplicaGroups[0].Count
+	for _, id := range plan.Adds {
+		if _, placed := w.pods[id]; placed || id.Index >= n {
+			t.Fatalf("%v is added", id)
+		}
+		for index := range id.Index {
+			if lower := (pod.Identity{RCID: "rc", Role: "main", Index: index}); !w.counts(lower) {
+				t.Fatalf("%v is added before %v is available", id, lower)
+			}
+		}
+	}
+	for i := range plan.Changes {
+		ch := &plan.Changes[i]
+		if ch.Action == reconcile.Move || ch.Action == reconcile.Return {
+			t.Fatalf("%s", ch)
+		}
+		if ch.Action != reconcile.Stop || ch.Reason != fmt.Sprintf("%d replicas of role main desired", n) {
+			continue
+		}
+		for id := range w.pods {
+			if id.Index > ch.Identity.Index || ch.Identity.Index < n {
+				t.Fatalf("%s while %s is there, and %d are desired", ch, id, n)
+			}
+		}
+	}
+}
+
+// alone fails if an index has two living copies. A second one that was made up is an excuse.
+func (w *orderedWorld) alone(t rapid.TB) {
+	lives := map[pod.Identity]string{}
+	for where, c := range w.copies {
+		if c.State != pod.Running || w.second {
+			continue
+		}
+		if other, twice := lives[where.id]; twice {
+			t.Fatalf("%s lives on %s and on %s", where.id, other, where.node)
+		}
+		lives[where.id] = where.node
+	}
+}
+
+func (w *orderedWorld) step(t *rapid.T) {
+	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms")) * time.Millisecond)
+	switch rapid.SampledFrom([]string{"scale", "manifest", "pass", "pass", "pass", "pass", "obey", "obey", "obey", "die", "die", "return", "drain", "undrain", "forget", "second", "sick", "well", "later"}).Draw(t, "step") {
+	case "scale":
+		n := rapid.IntRange(0, 5).Draw(t, "replicas")
+		w.rc.ReplicaGroups = []rc.ReplicaGroup{{Role: "main", Count: &n, Ordered: true}}
+		w.rc.Generation++
+	case "manifest":
+		w.rc.ManifestDigest = rapid.SampledFrom([]string{"m1", "m2", "m3"}).Draw(t, "digest")
+		w.rc.Generation++
+	case "pass":
+		w.hold, w.breaker = rapid.IntRange(0, 9).Draw(t, "hold") == 0, rapid.IntRange(0, 9).Draw(t, "breaker") == 0
+		if rapid.Bool().Draw(t, "partly") {
+			w.lands = func() bool { return rapid.Bool().Draw(t, "lands") }
+		}
+		w.pass(t, rapid.Bool().Draw(t, "resync"))
+		w.hold, w.breaker, w.lands = false, false, nil
+	case "obey":
+		w.obeyAll()
+	case "die":
+		v := w.anyNode(t)
+		if _, dead := w.diedAt[v.Name]; !dead {
+			w.deaths++
+			v.FreeIndex, w.diedAt[v.Name] = w.deaths, w.now
+		}
+		v.Alive, v.MachineLost = false, v.MachineLost || rapid.Bool().Draw(t, "gone")
+		if !v.MachineLost {
+			w.diedAt[v.Name] = w.now.Add(time.Hour) // only its preparer: its pods run on
+		} else if w.diedAt[v.Name].After(w.now) {
+			w.diedAt[v.Name] = w.now
+		}
+	case "return":
+		v := w.anyNode(t)
+		v.Alive, v.MachineLost, v.FreeIndex = true, false, 0
+		delete(w.diedAt, v.Name)
+	case "drain":
+		w.anyNode(t).Ops.Drain = &node.Drain{Since: w.now}
+	case "undrain":
+		w.anyNode(t).Ops.Drain = nil
+	case "sick":
+		w.sick[w.anyNode(t).Name] = true
+	case "well":
+		delete(w.sick, w.anyNode(t).Name)
+	case "later":
+		w.now = w.now.Add(time.Minute)
+	case "forget":
+		if where, ok := draw(t, w.forgettable()); ok && !w.nodes[where.node].Alive {
+			w.requests = append(w.requests, reconcile.Request{ID: fmt.Sprintf("r%d", w.now.UnixNano()), Forget: true, Node: where.node, Pod: where.id, Declared: w.nodes[where.node].FreeIndex})
+			delete(w.copies, where)
+			delete(w.reality, where)
+		}
+	case "second":
+		if where, ok := draw(t, w.copies); ok && w.copies[where].State == pod.Running {
+			other := at{fmt.Sprintf("n%d", rapid.IntRange(0, 5).Draw(t, "elsewhere")), where.id}
+			if _, taken := w.copies[other]; !taken {
+				c := w.copies[where]
+				c.Revision += rapid.SampledFrom([]int64{-500, 500}).Draw(t, "revision")
+				w.copies[other], w.second = c, true
+				w.rereport()
+			}
+		}
+	}
+	w.fallSilent()
+	w.alone(t)
+}
+
+// TestAnOrderedIndexLivesOnce plays random histories of an ordered group: whatever is scaled, upgraded, drained, lost, cut off and forgotten, no index
+// has two living copies, replicas start and stop in their order, and in a world that is whole again all that is desired runs.
+func TestAnOrderedIndexLivesOnce(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		w := newOrderedWorld(t)
+		for range rapid.IntRange(1, 80).Draw(t, "steps") {
+			w.step(t)
+		}
+		w.heal()
+		clear(w.diedAt)
+		for range 300 {
+			w.now = w.now.Add(time.Second)
+			w.rereportSick()
+			w.obeyAll()
+			w.pass(t, true)
+			w.alone(t)
+			if w.rc.Generation++; w.status.Is(rc.Converged) && w.running() == w.rc.Desired() {
+				return
+			}
+		}
+		t.Fatalf("desired %d, running %d\npods %+v\ncopies %+v\nstatus %+v", w.rc.Desired(), w.running(), slices.Collect(maps.Values(w.pods)), w.copies, w.status)
+	})
+}
