@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -49,7 +50,7 @@ const preparerSessionTTL = time.Minute
 const MinTTL = time.Second
 
 func (c *Common) validate(errs *field.Errors) {
-	if c.TTL < MinTTL || c.TTL > time.Minute {
+	if c.TTL < MinTTL || c.TTL > node.MaxTTL {
 		errs.Add("ttl", c.TTL.String(), "a length of time from 1s to 1m")
 	}
 	if c.DataDir == "" {

@@ -67,7 +67,7 @@ func (c *DevConfig) Validate() error {
 	if len(c.Dir) > maxDevDir || !filepath.IsAbs(c.Dir) {
 		errs.Add("dir", c.Dir, fmt.Sprintf("an absolute path of at most %d bytes, because sockets live below it", maxDevDir))
 	}
-	if c.TTL < MinTTL || c.TTL > time.Minute {
+	if c.TTL < MinTTL || c.TTL > node.MaxTTL {
 		errs.Add("ttl", c.TTL.String(), "a length of time from 1s to 1m")
 	}
 	if c.Port < 0 || c.Port > 65535 {

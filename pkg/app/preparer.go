@@ -104,7 +104,7 @@ func (c *PreparerConfig) record() (node.Node, error) {
 	}
 	c.validate(&errs)
 	return node.Node{
-		Name: c.Node, Labels: labels, Capacity: capacity, Address: c.Address, Version: Version,
+		Name: c.Node, Labels: labels, Capacity: capacity, Address: c.Address, Version: Version, TTL: field.Duration(c.TTL),
 		PortRange: node.PortRange{Min: c.PortsMin, Max: c.PortsMax},
 	}, errs.Err()
 }

@@ -58,13 +58,19 @@ type cache struct {
 	history      scheduler.History     // of the views
 	sources      map[string]*node.View // the records that the views were made of; nil when something else of them has changed
 	orphans      map[string][]reconcile.Orphan
-	listed       map[string]orphanList // by node: its pages of orphans as last read
-	machinesLost map[string]uint64     // nodes whose machines have failed, with the FreeIndex that Consul was asked about
+	listed       map[string]orphanList  // by node: its pages of orphans as last read
+	machinesLost map[string]lostMachine // nodes whose machines have failed
 	as           seen
 	waiting      map[string]bool // watches that have not delivered yet
 	ready        chan struct{}   // closed when none is waiting
 	nodeDied     wait.Signal     // wakes the query for failed agents
 	orphansMoved wait.Signal     // wakes the reading of pages of orphans
+}
+
+// lostMachine is a failed machine of a node: the FreeIndex that Consul was asked about, and when it was first found to have failed.
+type lostMachine struct {
+	index uint64
+	since time.Time
 }
 
 // seen is the cluster as a whole at one moment.

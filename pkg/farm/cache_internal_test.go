@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
@@ -52,10 +53,34 @@ func TestPublishedViews(t *testing.T) {
 	step("the same again")
 	w.ops, w.sources = map[string]node.Ops{"b": {Name: "b", Unschedulable: true}}, nil
 	step("operators", "b")
-	w.machinesLost, w.sources = map[string]uint64{"dead": 7, "a": 7}, nil
+	w.machinesLost, w.sources = map[string]lostMachine{"dead": {index: 7}, "a": {index: 7}}, nil
 	step("machines", "dead")
-	w.machinesLost, w.sources = map[string]uint64{"dead": 6}, nil
+	w.machinesLost, w.sources = map[string]lostMachine{"dead": {index: 6}}, nil
 	step("an earlier death of the same", "dead")
 	w.records[1] = nil
 	step("gone", "b")
+}
+
+// Since when a machine is lost stays as it was first seen, and counts anew for another death of the node.
+func TestLostSince(t *testing.T) {
+	t.Parallel()
+	w := emptyCache()
+	look := func(index uint64) time.Time {
+		w.change(func() {
+			w.records[0] = map[string]*node.View{"a": {Node: node.Node{Name: "a", ConsulNode: "m"}, FreeIndex: index}}
+		})
+		w.failedSeen(map[string]uint64{"a": index}, map[string]bool{"m": true})
+		views, _ := w.nodesAt()
+		if !views["a"].MachineLost || views["a"].LostSeen.IsZero() {
+			t.Fatalf("%+v", views["a"])
+		}
+		return views["a"].LostSeen
+	}
+	first := look(7)
+	if again := look(7); again != first {
+		t.Errorf("lost since %s, then since %s", first, again)
+	}
+	if other := look(8); !other.After(first) {
+		t.Errorf("another death: lost since %s, as before", other)
+	}
 }

@@ -88,7 +88,7 @@ func gateWorld(t *testing.T, old *node.View) (*gateDuty, *gateStore, func(after 
 func TestANodeThatIsCutOffHoldsTheGate(t *testing.T) {
 	t.Parallel()
 	d, st, look := gateWorld(t, &node.View{Node: node.Node{Name: "old"}, FreeIndex: 9, MachineLost: true})
-	d.cache.machinesLost = map[string]uint64{"old": 9}
+	d.cache.machinesLost = map[string]lostMachine{"old": {index: 9}}
 	d.cache.sources = nil
 	d.cache.publish()
 	st.counts = []string{"old"}

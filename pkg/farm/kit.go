@@ -118,7 +118,7 @@ type kit struct {
 func newKit(cfg *Config, cache *cache, fleet fleet, byLabel *scheduler.ByLabel) *kit {
 	k := &kit{
 		farm: cfg.ID, selector: cfg.RCSelector, onStatus: cfg.OnStatus, tell: cfg.Tell,
-		slack: cfg.TTL*3/2 + clockError + startGrace,
+		slack: clockError + endGrace,
 		reads: cfg.Store, early: cfg.Store, lists: cfg.Store, writes: cfg.Store, lock: cfg.Store, trip: cfg.Store,
 		cache: cache, fleet: fleet, nodeSync: &nodeSync{}, stops: newStopCounter(), companionIndex: &companionIndex{}, manifests: newManifestCache(),
 		ledger: &scheduler.Ledger{}, scarcity: &scarcity{}, usage: &usageView{}, mismatched: &nodeSet{}, fresh: &nodeSet{}, byLabel: byLabel,

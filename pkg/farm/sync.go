@@ -33,8 +33,8 @@ const tellHoldEvery = 5 * time.Second
 // clockError is how far the clocks of the farms may be apart.
 const clockError = 10 * time.Second
 
-// startGrace is for how long a preparer or supervisor that starts after a silence tries to reach Consul before it stops pods (ADR 2).
-const startGrace = 5 * time.Second
+// endGrace is what a machine needs to schedule its supervisor, and its kernel to end what was killed (ADR 23).
+const endGrace = 5 * time.Second
 
 // syncNodes finds out, for each new cluster epoch, when every living node has said what it runs. Until then nothing is added.
 func (f *Farm) syncNodes(ctx context.Context) error {

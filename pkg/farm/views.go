@@ -106,7 +106,9 @@ func (w *cache) join(record *node.View) *node.View {
 	v := *record
 	v.SetOps(w.ops[v.Name])
 	v.OpsUnread = w.opsUnread[v.Name]
-	v.MachineLost = !v.Alive && w.machinesLost[v.Name] == v.FreeIndex
+	if lost := w.machinesLost[v.Name]; !v.Alive && lost.index == v.FreeIndex {
+		v.MachineLost, v.LostSeen = true, lost.since
+	}
 	v.Orphans, v.OrphansUnread = w.orphansOn(&record.Node)
 	return &v
 }
@@ -175,10 +177,14 @@ func (w *cache) free() map[string]uint64 {
 // agent nobody knows is not among them (R10).
 func (w *cache) failedSeen(asked map[string]uint64, failed map[string]bool) {
 	views, _ := w.nodesAt()
-	lost := map[string]uint64{}
+	lost := map[string]lostMachine{}
 	for name, index := range asked {
-		if v := views[name]; v != nil && failed[v.ConsulNode] {
-			lost[name] = index
+		if v := views[name]; v == nil || !failed[v.ConsulNode] {
+			continue
+		}
+		lost[name] = w.machinesLost[name]
+		if lost[name].index != index {
+			lost[name] = lostMachine{index: index, since: time.Now()}
 		}
 	}
 	if !maps.Equal(lost, w.machinesLost) {

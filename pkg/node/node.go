@@ -34,6 +34,8 @@ type Node struct {
 	// EnforcesStopAfter: every supervisor of the node that runs a pod with disconnect.stop_after stops it by itself, whatever becomes of the
 	// preparer. Without it time alone says nothing of ordered pods there (ADR 23).
 	EnforcesStopAfter bool `json:"enforces_stop_after,omitempty" feature:"ordered"`
+	// TTL is the preparer's liveness TTL; see BelievesFor.
+	TTL field.Duration `json:"ttl,omitzero" feature:"ordered"`
 	// Isolation is what pods of the node have of their own: "none", or some of "users,cgroup,tmp"; "refused": they should have
 	// users and cannot, so that none is started. Empty: an older preparer, which does not say.
 	Isolation string `json:"isolation,omitempty"`
@@ -56,6 +58,19 @@ type Node struct {
 	// preparers wrote as many as fitted, and in OrphansLeftOut how many did not.
 	Orphans        []pod.Orphan `json:"orphans,omitempty"`
 	OrphansLeftOut int          `json:"orphans_left_out,omitempty"`
+}
+
+// MaxTTL is the longest liveness TTL.
+const MaxTTL = time.Minute
+
+// BelievesFor returns for how long a preparer may think that it is in touch after the servers' last answer: 1.5 TTL (consul.Session). One that
+// does not say its TTL may have the longest.
+func (n *Node) BelievesFor() time.Duration {
+	ttl := time.Duration(n.TTL)
+	if ttl <= 0 || ttl > MaxTTL {
+		ttl = MaxTTL
+	}
+	return ttl * 3 / 2
 }
 
 // How a node learns of its intents.
@@ -115,6 +130,8 @@ type View struct {
 	// MachineLost means that the machine's Consul agent has failed, besides the preparer. A node that is neither alive nor lost is
 	// unmanaged: its pods are assumed to run on, unless its machine was lost before; see reconcile.Snapshot.
 	MachineLost bool
+	// LostSeen is when this farm first saw that, by its own clock.
+	LostSeen time.Time
 	// LabelVersions are those of the labels, made once for many questions; empty in a view that was not made by NewView.
 	LabelVersions LabelVersions
 	// OrphansUnread: the record speaks of pages that have not been read. Until they are, Orphans are those of an earlier record.

@@ -1,12 +1,15 @@
 package reconcile
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
@@ -17,24 +20,37 @@ import (
 // ordered reports whether replicas of a role are ordered.
 func (s *Snapshot) ordered(role string) bool { return s.RC.Ordered(role) }
 
-// SurelyStopped returns how long after its node fell silent a pod has stopped by itself, whatever its node does, and false where nothing says
-// that it ever does. manifests are those that the node may run; slack is what has nothing to do with them: for how long the node may think
-// that it is in touch, the error of clocks, and the start of a preparer or supervisor.
+// SurelyStopped returns how long after its node fell silent a pod has stopped by itself where the node's supervisors see to that, and false
+// where nothing says that it ever does. manifests are those that the node may run; slack is what has nothing to do with them: for how long the
+// node may think that it is in touch, the error of clocks, and the start of a preparer or the next look of a supervisor.
 func SurelyStopped(manifests []*manifest.Manifest, slack time.Duration) (after time.Duration, ever bool) {
 	for _, m := range manifests {
-		if m == nil || m.Disconnect == nil || m.Disconnect.StopAfter == nil {
+		if m == nil {
 			return 0, false
 		}
-		takes := time.Duration(*m.Disconnect.StopAfter) + m.DrainFor() + 2*manifest.DefaultHookTimeout // bin/disable has that, and before_stop by default
-		if m.Hooks != nil && m.Hooks.BeforeStop != nil {
-			takes += m.Hooks.BeforeStop.Timeout.Or(0)
+		told, stops := m.StopsItself()
+		if !stops {
+			return 0, false
 		}
-		for i := range m.Launchables {
-			takes += m.Launchables[i].StopGrace.Or(manifest.DefaultStopGrace)
-		}
-		after = max(after, takes)
+		after = max(after, told+m.Grace(), m.Disconnect.StopAfter.Or(0)+stopTakes(m))
 	}
 	return after + slack, len(manifests) > 0
+}
+
+// stopTakes returns how long the stop of a pod takes at most where its preparer lives, with the pod's own programs around it.
+func stopTakes(m *manifest.Manifest) time.Duration {
+	takes := m.DrainFor() + m.Grace()
+	m.Hooks.Each(func(point string, h *manifest.Hook) {
+		if point == "before_stop" || point == "after_stop" {
+			takes += h.Timeout.Or(manifest.DefaultHookTimeout)
+		}
+	})
+	for i := range m.Launchables {
+		if m.Launchables[i].Artifact.Kind == manifest.ArtifactTar {
+			takes += manifest.DefaultHookTimeout // bin/disable
+		}
+	}
+	return takes
 }
 
 // mayRun returns the manifests that a pod's node may run, with nil for one that is not known.
@@ -49,51 +65,75 @@ func (s *Snapshot) mayRun(p *Pod) []*manifest.Manifest {
 	return all
 }
 
-// stopsItself returns when a copy on a lost machine has surely stopped by itself, and false where time alone never says so.
-func (s *Snapshot) stopsItself(p *Pod) (at time.Time, ever bool) {
-	if !s.machineLost(p.Node) || p.LostSince == nil || !s.sinceDeath(&p.Placement) {
-		return at, false
+// stopsItself returns when copies that may run these manifests on a node have surely stopped by themselves, if its machine is lost since some
+// moment. Where time alone never says so, untold says why.
+func (s *Snapshot) stopsItself(name string, since *time.Time, manifests []*manifest.Manifest) (at time.Time, untold string) {
+	v := s.Nodes[name]
+	if v == nil {
+		return at, "nothing is known of that node"
 	}
-	after, ever := SurelyStopped(s.mayRun(p), s.Slack)
-	return p.LostSince.Add(after), ever
+	after, ever := SurelyStopped(manifests, v.BelievesFor()+s.Slack)
+	switch {
+	case !s.machineLost(name):
+		return at, "the machine lives, only its preparer is gone"
+	case !ever:
+		return at, "nothing but its node can tell: its manifest has no disconnect.stop_after for every version that may run there"
+	case !v.EnforcesStopAfter:
+		return at, "nothing but its node can tell: its preparer or a supervisor there is too old to stop the pod by itself (disconnect.stop_after)"
+	case since == nil:
+		return at, "it is not known since when its machine is lost"
+	}
+	return since.Add(after), ""
+}
+
+// lostSince returns since when the machine of a pod is lost in the node's present death, nil where the placement does not say.
+func (s *Snapshot) lostSince(p *Pod) *time.Time {
+	if s.Nodes[p.Node] == nil || !s.sinceDeath(&p.Placement) {
+		return nil
+	}
+	return p.LostSince
 }
 
 // giveUp forgets copies of ordered pods that have surely stopped by themselves, so that their indices are free.
 func (c departures) giveUp() {
 	for p := range c.open() {
-		if p.RunState != pod.Stopped || !c.s.ordered(p.Role) || len(p.Placement.Ghosts) > 0 {
+		if !c.s.ordered(p.Role) {
 			continue
 		}
-		at, ever := c.s.stopsItself(p)
-		if left := at.Sub(c.s.Now); !ever || left > 0 {
-			if ever {
-				c.requeueAfter(left)
-			}
-			c.awaitStop(p, at, ever)
+		for _, g := range p.Placement.Ghosts {
+			c.awaitStop(p, g.Node, "former copies have no time: only their node can tell")
+		}
+		if p.RunState != pod.Stopped || len(p.Placement.Ghosts) > 0 {
 			continue
 		}
-		c.add(Change{
-			Action: Remove, Identity: p.Identity, Index: p.Index,
-			Reason:  "its machine is lost for so long that the pod has stopped by itself (disconnect.stop_after)",
-			Intents: []IntentChange{{Node: p.Node}}, Reserve: []ReserveChange{{Node: p.Node}},
-		})
+		at, untold := c.s.stopsItself(p.Node, c.s.lostSince(p), c.s.mayRun(p))
+		left := at.Sub(c.s.Now)
+		if untold == "" && left <= 0 {
+			c.add(Change{
+				Action: Remove, Identity: p.Identity, Index: p.Index,
+				Reason:  "its machine is lost for so long that the pod has stopped by itself (disconnect.stop_after)",
+				Intents: []IntentChange{{Node: p.Node}}, Reserve: []ReserveChange{{Node: p.Node}},
+			})
+			continue
+		}
+		if untold == "" {
+			c.requeueAfter(left)
+		}
+		c.awaitStop(p, p.Node, cmp.Or(untold, "it "+countsAsStopped(at)))
 	}
 }
 
-// awaitStop says what an index waits for whose copy is on a node that cannot say that it has stopped, and what helps.
-func (c *draft) awaitStop(p *Pod, at time.Time, ever bool) {
-	if c.s.aliveOn(p.Node) {
+// awaitStop says what an index waits for whose copy is on a node that cannot say that it has stopped, until when, and what helps.
+func (c *draft) awaitStop(p *Pod, where, until string) {
+	if c.s.aliveOn(where) {
 		return // it will say so
 	}
-	until := "nothing but its node can tell: its manifest has no disconnect.stop_after for every version that may run there"
-	switch {
-	case !c.s.machineLost(p.Node):
-		until = "the machine lives, only its preparer is gone"
-	case ever:
-		until = "it counts as stopped at " + at.UTC().Format(time.RFC3339) + " (disconnect.stop_after)"
-	}
 	c.awaitsStop = append(c.awaitsStop, fmt.Sprintf("%s.%d waits until its copy on %s has stopped; %s. Bring the node back or, if the pod is gone for good: rcctl pod forget %s-%s-%d --node %s --i-am-sure",
-		p.Role, p.Identity.Index, p.Node, until, p.PodID, p.Role, p.Identity.Index, p.Node))
+		p.Role, p.Identity.Index, where, until, p.PodID, p.Role, p.Identity.Index, where))
+}
+
+func countsAsStopped(at time.Time) string {
+	return "counts as stopped at " + at.UTC().Format(time.RFC3339) + " (disconnect.stop_after)"
 }
 
 // stopLost asks for the stop of an ordered pod whose machine has been lost for long enough. Its index is placed again when it has stopped.
@@ -144,29 +184,48 @@ func (c *scaling) placeNext(id pod.Identity, room *int) {
 	}
 }
 
-// mayLive returns a node that may run an identity which has no placement, and why, "" for none: one that said so last, and one that has been
-// silent since the records are what they are, while the controller is older than that.
+// mayLive returns a node that may run an identity which has no placement, and why, "" for none: one that said so last, and one that has not said
+// what it runs since the records are what they are, while the controller is older than that. Such a one may have been in touch without a word:
+// what counts is when its machine was first seen lost, too.
 func (c *scaling) mayLive(id pod.Identity) (where, why string) {
 	for _, name := range slices.Sorted(maps.Keys(c.s.Nodes)) {
 		v := c.s.Nodes[name]
-		if slices.ContainsFunc(v.Orphans, func(o pod.Orphan) bool { return o.Identity == id }) {
-			return name, "said last that it runs it"
+		manifests := []*manifest.Manifest{c.s.ManifestOf(c.s.RC.ManifestOf(id.Role))}
+		listed := field.Find(v.Orphans, func(o *pod.Orphan) bool { return o.Identity == id })
+		if listed != nil {
+			why, manifests = "said last that it runs it", append(manifests, c.s.ManifestOf(listed.Digest))
+		} else {
+			why = "may run it, and has not said what it runs since the records are what they are"
 		}
-		if v.Alive || v.Epoch == c.s.Epoch || c.s.Newer {
+		switch {
+		case v.Alive && listed != nil:
+			return name, why
+		case v.Alive, listed == nil && (v.Spoke(c.s.Epoch) || c.s.Newer):
 			continue
 		}
-		after, ever := SurelyStopped([]*manifest.Manifest{c.s.ManifestOf(c.s.RC.ManifestOf(id.Role))}, c.s.Slack)
-		left := c.s.EpochSince.Add(after).Sub(c.s.Now)
-		if ever && c.s.machineLost(name) && left <= 0 {
+		at, untold := c.s.stopsItself(name, c.s.silentSince(v), manifests)
+		left := at.Sub(c.s.Now)
+		switch {
+		case untold == "" && left <= 0:
 			continue
-		}
-		if why = "may run it, and has not been heard of since the records are what they are"; ever && c.s.machineLost(name) {
-			why += "; it counts as stopped at " + c.s.EpochSince.Add(after).UTC().Format(time.RFC3339) + " (disconnect.stop_after)"
+		case untold == "":
 			c.requeueAfter(left)
+			untold = "its copy " + countsAsStopped(at)
 		}
-		return name, why
+		return name, why + "; " + untold
 	}
 	return "", ""
+}
+
+// silentSince returns since when a node that has not spoken in this epoch is surely silent, nil where that is not known.
+func (s *Snapshot) silentSince(v *node.View) *time.Time {
+	switch {
+	case v.LostSeen.IsZero():
+		return nil
+	case v.LostSeen.After(s.EpochSince):
+		return &v.LostSeen
+	}
+	return &s.EpochSince
 }
 
 // leaveFirst stops an ordered pod that must leave its node: it is placed again when it has stopped. The others are available meanwhile.

@@ -1,6 +1,7 @@
 package reconcile_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,20 +25,23 @@ func TestSurelyStopped(t *testing.T) {
 	full := stops(time.Minute)
 	full.Ports = []manifest.Port{{Name: "http", Port: 80}}
 	full.Service = &manifest.Service{Drain: length(3 * time.Second)}
-	full.Hooks = &manifest.Hooks{BeforeStop: &manifest.Hook{Timeout: length(30 * time.Second)}}
-	full.Launchables = []manifest.Launchable{{Name: "a"}, {Name: "b", StopGrace: length(7 * time.Second)}}
-	const hooks = 2 * manifest.DefaultHookTimeout
+	full.Hooks = &manifest.Hooks{BeforeStop: &manifest.Hook{Timeout: length(30 * time.Second)}, AfterStop: &manifest.Hook{}, AfterLaunch: &manifest.Hook{}}
+	full.Launchables = []manifest.Launchable{{Name: "a"}, {Name: "b", StopGrace: length(7 * time.Second), Artifact: manifest.Artifact{Kind: manifest.ArtifactTar}}}
+	const hook, margin = manifest.DefaultHookTimeout, manifest.StopMargin
+	long := stops(time.Minute)
+	long.Launchables = []manifest.Launchable{{Name: "a", StopGrace: length(20 * time.Second)}, {Name: "b"}}
 	for name, c := range map[string]struct {
 		manifests []*manifest.Manifest
 		want      time.Duration
 		ever      bool
 	}{
-		"stop_after alone":   {[]*manifest.Manifest{stops(time.Minute)}, time.Minute + hooks + time.Second, true},
-		"every term":         {[]*manifest.Manifest{full}, time.Minute + hooks + (1+3+30+10+7)*time.Second, true},
-		"the longest of two": {[]*manifest.Manifest{stops(time.Hour), stops(time.Minute)}, time.Hour + hooks + time.Second, true},
-		"one does not say":   {[]*manifest.Manifest{stops(time.Hour), {}}, 0, false},
-		"one is not known":   {[]*manifest.Manifest{stops(time.Hour), nil}, 0, false},
-		"none":               {nil, 0, false},
+		"stop_after alone":      {[]*manifest.Manifest{stops(time.Minute)}, time.Minute + margin + time.Second, true},
+		"stop graces at a time": {[]*manifest.Manifest{long}, time.Minute + margin + (1+20)*time.Second, true},
+		"every term":            {[]*manifest.Manifest{full}, time.Minute + 2*hook + (1+3+30+10)*time.Second, true},
+		"the longest of two":    {[]*manifest.Manifest{stops(time.Hour), stops(time.Minute)}, time.Hour + margin + time.Second, true},
+		"one does not say":      {[]*manifest.Manifest{stops(time.Hour), {}}, 0, false},
+		"one is not known":      {[]*manifest.Manifest{stops(time.Hour), nil}, 0, false},
+		"none":                  {nil, 0, false},
 	} {
 		if got, ever := reconcile.SurelyStopped(c.manifests, time.Second); ever != c.ever || ever && got != c.want {
 			t.Errorf("%s: %s, %t; want %s", name, got, ever, c.want)
@@ -51,6 +55,16 @@ func orderedRow(pods, desired int) *reconcile.Snapshot {
 	s.RC.MinAvailable = count(0)
 	s.RC.ReplicaGroups[0].Ordered = true
 	return s
+}
+
+// awaits returns what indices wait for, as the status says.
+func awaits(plan *reconcile.Plan) string {
+	for _, c := range plan.Status.Conditions {
+		if c.Type == rc.AwaitsStop && c.True {
+			return c.Reason
+		}
+	}
+	return ""
 }
 
 // A lost pod is told to stop, and its index waits until its copy has surely stopped; the status says what for, and what helps.
@@ -68,18 +82,28 @@ func TestALostIndexWaits(t *testing.T) {
 	}
 	s.Pods[0].Placement = *plan.Changes[0].Placement
 	plan = reconcile.Compute(s)
-	reason := ""
-	for _, c := range plan.Status.Conditions {
-		if c.Type == rc.AwaitsStop && c.True {
-			reason = c.Reason
-		}
-	}
+	reason := awaits(&plan)
 	if len(plan.Adds)+len(plan.Changes) > 0 || !strings.Contains(reason, "no disconnect.stop_after") || !strings.Contains(reason, "--node "+gone.Name+" --i-am-sure") {
 		t.Errorf("%q, %+v", reason, plan)
 	}
 	m := *s.Manifest
 	m.Disconnect = &manifest.Disconnect{StopAfter: length(time.Minute)}
 	s.Manifest = &m
+	if plan = reconcile.Compute(s); len(plan.Changes) > 0 || !strings.Contains(awaits(&plan), "too old") {
+		t.Errorf("an older preparer: %q, %+v", awaits(&plan), plan.Changes)
+	}
+	gone.EnforcesStopAfter = true
+	late := *s.Pods[0].LostSince
+	*s.Pods[0].LostSince = s.Now.Add(-30 * time.Second)
+	if plan = reconcile.Compute(s); len(plan.Changes) > 0 || !strings.Contains(awaits(&plan), "counts as stopped at") || plan.Again <= 0 {
+		t.Errorf("before its time: %q, %+v", awaits(&plan), plan.Changes)
+	}
+	*s.Pods[0].LostSince = late
+	gone.FreeIndex = 8
+	if plan = reconcile.Compute(s); slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.Remove }) {
+		t.Errorf("what is known is about another loss: %+v", plan.Changes)
+	}
+	gone.FreeIndex = 7
 	if plan = reconcile.Compute(s); len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Remove || len(plan.Changes[0].NeedsDead) != 1 {
 		t.Errorf("after stop_after: %+v", plan.Changes)
 	}
@@ -102,9 +126,23 @@ func TestAnIndexWaitsForSilentNodes(t *testing.T) {
 		"it said that it runs it": {func(s *reconcile.Snapshot, v *node.View) {
 			v.Epoch, v.Orphans = s.Epoch, []pod.Orphan{{Identity: pod.Identity{RCID: "rc", Role: "main", Index: 2}}}
 		}, 0},
+		"it said that, and has stopped by now": {func(s *reconcile.Snapshot, v *node.View) {
+			s.Manifest.Disconnect = &manifest.Disconnect{StopAfter: length(time.Second)}
+			v.Epoch, v.Orphans = s.Epoch, []pod.Orphan{{Identity: pod.Identity{RCID: "rc", Role: "main", Index: 2}, Digest: s.RC.ManifestDigest}}
+		}, 1},
+		"its pages are not read": {func(s *reconcile.Snapshot, v *node.View) { v.Epoch, v.OrphansUnread = s.Epoch, true }, 0},
 		"it has stopped by now": {func(s *reconcile.Snapshot, _ *node.View) {
 			s.Manifest.Disconnect = &manifest.Disconnect{StopAfter: length(time.Second)}
 		}, 1},
+		"it was in touch until now": {func(s *reconcile.Snapshot, v *node.View) {
+			s.Manifest.Disconnect, v.LostSeen = &manifest.Disconnect{StopAfter: length(time.Second)}, s.Now
+		}, 0},
+		"it is not known since when it is lost": {func(s *reconcile.Snapshot, v *node.View) {
+			s.Manifest.Disconnect, v.LostSeen = &manifest.Disconnect{StopAfter: length(time.Second)}, time.Time{}
+		}, 0},
+		"its supervisors cannot stop it": {func(s *reconcile.Snapshot, v *node.View) {
+			s.Manifest.Disconnect, v.EnforcesStopAfter = &manifest.Disconnect{StopAfter: length(time.Second)}, false
+		}, 0},
 		"only its preparer is silent": {func(s *reconcile.Snapshot, v *node.View) {
 			s.Manifest.Disconnect, v.MachineLost = &manifest.Disconnect{StopAfter: length(time.Second)}, false
 		}, 0},
@@ -112,7 +150,7 @@ func TestAnIndexWaitsForSilentNodes(t *testing.T) {
 		s := orderedRow(2, 3)
 		m := *s.Manifest
 		s.Manifest, s.EpochSince = &m, s.Now.Add(-time.Hour)
-		silent := &node.View{Node: node.Node{Name: "silent", Epoch: "another"}, MachineLost: true, FreeIndex: 9}
+		silent := &node.View{Node: node.Node{Name: "silent", Epoch: "another", EnforcesStopAfter: true}, MachineLost: true, LostSeen: s.EpochSince, FreeIndex: 9}
 		s.Nodes["silent"] = silent
 		c.change(s, silent)
 		if plan := reconcile.Compute(s); len(plan.Adds) != c.want || (c.want == 0) != plan.Status.Is(rc.AwaitsStop) {

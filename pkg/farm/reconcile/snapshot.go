@@ -30,8 +30,8 @@ type Snapshot struct {
 	Leaks    []Leak                // reservations of this controller, on nodes that somebody asks to be looked at
 	// Leftovers are those of a controller without a record whose end somebody asks for.
 	Leftovers []Leftover
-	// EpochSince is when the epoch began. Slack is what passes, besides what its manifest says, before a pod that nobody hears of has surely
-	// stopped by itself; see SurelyStopped.
+	// EpochSince is when the epoch began. Slack is what passes, besides what its manifest and its node say, before a pod that nobody hears of
+	// has surely stopped by itself; see SurelyStopped.
 	EpochSince time.Time
 	Slack      time.Duration
 	// Newer: the controller was made in this epoch, so that no node that has been silent since can run its pods.
