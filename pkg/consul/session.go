@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/consul/api"
 	"github.com/oklog/ulid/v2"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
@@ -80,7 +81,8 @@ type Session struct {
 	lossAfter   time.Duration
 
 	mu        sync.Mutex
-	confirmed time.Time // before the last request that the servers answered
+	confirmed time.Time     // before the last request that the servers answered
+	asleep    time.Duration // for how long the machine had slept by then since its start
 }
 
 // Confirm records that the servers answered, for this session, a request that was sent at the given time: a committed
@@ -89,7 +91,7 @@ func (s *Session) Confirm(sent time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if sent.After(s.confirmed) {
-		s.confirmed = sent
+		s.confirmed, s.asleep = sent, asleep()
 	}
 }
 
@@ -102,8 +104,21 @@ func (s *Session) Answered(sent time.Time, err error) error {
 }
 
 // Left returns for how long the session may be believed in from now on, if the servers do not answer. It is not more than zero when the
-// session counts as lost, which a process that stood still knows before the role's context has ended.
-func (s *Session) Left() time.Duration { return s.lossAfter - time.Since(s.lastConfirmed()) }
+// session counts as lost, which a process that stood still, or whose machine slept, knows before the role's context has ended.
+func (s *Session) Left() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lossAfter - time.Since(s.confirmed) - max(0, asleep()-s.asleep)
+}
+
+// asleep returns for how long the machine has slept since its start: the clock behind time.Since stands still meanwhile, and Consul's does not.
+func asleep() time.Duration {
+	var all, awake unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &awake) != nil || unix.ClockGettime(unix.CLOCK_BOOTTIME, &all) != nil {
+		return 0
+	}
+	return time.Duration(all.Nano() - awake.Nano())
+}
 
 func (s *Session) lastConfirmed() time.Time {
 	s.mu.Lock()
@@ -313,8 +328,8 @@ func (d *daemon) confirm(ctx context.Context, s *Session) error {
 			}
 			continue
 		}
-		if silent := time.Since(s.lastConfirmed()); silent >= lossAfter(d.TTL) {
-			return fmt.Errorf("%w: no server confirmed session %s for %s: %w", ErrLost, s.Releasing, silent.Round(time.Millisecond), err)
+		if left := s.Left(); left <= 0 {
+			return fmt.Errorf("%w: no server confirmed session %s for %s: %w", ErrLost, s.Releasing, (s.lossAfter - left).Round(time.Millisecond), err)
 		}
 		index = 0
 		if wait.Pause(ctx, d.TTL/20) != nil {

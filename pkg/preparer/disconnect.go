@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,7 +31,7 @@ func (p *Preparer) watchConnectivity(ctx context.Context) {
 	const key = "contact"
 	wait.Each(ctx, p.contact.Changed, func() time.Duration {
 		next, err := p.checkConnectivity()
-		if !p.limiter.Failed(ctx, key, "time of last contact with Consul cannot be noted; after a restart pods may stop early", err) && next == proc.Never {
+		if !p.limiter.Failed(ctx, key, "time of last contact with Consul cannot be noted; pods with disconnect.stop_after stop when that is over, whether Consul is in touch or not", err) && next == proc.Never {
 			next = time.Hour // nothing is due; a change wakes this
 		}
 		return next
@@ -57,6 +58,7 @@ func (p *Preparer) stopSilent(now proc.Moment) (shortest, due time.Duration) {
 	shortest, due = proc.Never, proc.Never
 	p.pods.do(func() {
 		for _, e := range p.pods.all {
+			shortest = min(shortest, watched(e.procs))
 			after := stopAfter(e.manifest())
 			if after == proc.Never || e.rec.Intent.State == pod.Stopped {
 				continue
@@ -72,6 +74,18 @@ func (p *Preparer) stopSilent(now proc.Moment) (shortest, due time.Duration) {
 		}
 	})
 	return shortest, due
+}
+
+// watched returns the shortest time after which the supervisor stops one of the processes that run, proc.Never where it stops none. What the pod
+// was told, and what its manifest says by now, does not matter: one that is to stop runs on while it is drained.
+func watched(procs []runtime.Status) time.Duration {
+	shortest := proc.Never
+	for i := range procs {
+		if dog := procs[i].Spec.Watchdog; dog != nil && procs[i].Phase != runtime.Stopped && procs[i].Phase != runtime.Exited {
+			shortest = min(shortest, dog.Timeout)
+		}
+	}
+	return shortest
 }
 
 // mustNotRun reports whether the pod must not run, because its manifest says that it does not without Consul or because the
@@ -114,9 +128,9 @@ func (w *worker) without(rec *Record) string {
 
 // enforcesStopAfter reports whether whatever runs here of pods with stop_after, and what is started next, is stopped by its supervisor too. The
 // caller is in pods.do.
-func (p *Preparer) enforcesStopAfter() bool {
-	if !p.allKnown() || !p.cfg.Runtime.Watchdogs() {
-		return false
+func (p *Preparer) enforcesStopAfter(procs []runtime.Status) bool {
+	if !p.allKnown() || !p.cfg.Runtime.Watchdogs() || slices.ContainsFunc(procs, func(s runtime.Status) bool { return s.Phase == runtime.Unknown }) {
+		return false // what is unknown may be of any pod
 	}
 	for _, e := range p.pods.all {
 		for i := range e.procs {
@@ -131,14 +145,10 @@ func (p *Preparer) enforcesStopAfter() bool {
 // enforced reports whether a process stops by itself if it must: it was started so, does not run, or is of a pod that may run on. What it was
 // started from may not be known.
 func enforced(s *runtime.Status) bool {
-	switch s.Phase {
-	case runtime.Unknown:
-		return false
-	case runtime.Stopped, runtime.Exited:
+	if s.Phase == runtime.Stopped || s.Phase == runtime.Exited {
 		return true
-	default:
-		return s.Spec.Watchdog != nil || !s.Spec.StartSuspended // who has stop_after is started so
 	}
+	return s.Spec.Watchdog != nil || !s.Spec.StartSuspended // who has stop_after is started so
 }
 
 // errSuspended says that a pod does not run, and that nothing needs to be done about it.

@@ -75,7 +75,7 @@ func (p *Preparer) sawRuntime(procs []runtime.Status) {
 			p.pods.seen.Raise()
 			close(p.ready)
 		}
-		if now := p.enforcesStopAfter(); now != p.enforces {
+		if now := p.enforcesStopAfter(procs); now != p.enforces {
 			p.enforces = now
 			p.pods.record.Raise()
 		}

@@ -251,3 +251,32 @@ func TestRestartInTimeStopsNothing(t *testing.T) {
 		t.Errorf("they run as %v, before as %v", got, c.pids)
 	}
 }
+
+// A pod that is to stop is drained for as long as it asks for, be that longer than it may run without contact.
+func TestDrainOutlastsStopAfter(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.start()
+	m := b.server("1")
+	after, drain := field.Duration(time.Second), field.Duration(15*time.Second)
+	m.Disconnect, m.Service = &manifest.Disconnect{StopAfter: &after}, &manifest.Service{Drain: &drain}
+	in := intent(0, b.upload(m), pod.Running, 10)
+	b.tell(in)
+	b.awaitReady(0, in.Digest, 10)
+	timeout := b.procs(0)[0].Spec.Watchdog.Timeout
+	if timeout >= time.Duration(drain) {
+		t.Fatalf("it is stopped after %s, and drained for %s", timeout, time.Duration(drain))
+	}
+	pid, began := b.pid(0), time.Now()
+	in.State, in.Revision = pod.Stopped, 20
+	b.tell(in)
+	b.eventually(func() error {
+		if unix.Kill(pid, 0) == nil {
+			return fmt.Errorf("%d runs", pid)
+		}
+		return nil
+	})
+	if took := time.Since(began); took < time.Duration(drain) {
+		t.Errorf("stopped after %s, before it was drained", took)
+	}
+}

@@ -150,6 +150,12 @@ func (b *bench) TestWatchdogWithoutNote() {
 			}
 			return os.Mkdir(path, 0o700)
 		},
+		"on a disk that hangs": func(path string) error { // whoever opens it waits for a writer
+			if err := os.Remove(path); err != nil {
+				return err
+			}
+			return unix.Mkfifo(path, 0o600)
+		},
 	} {
 		b.Run(name, func(t *testing.T) {
 			t.Parallel()

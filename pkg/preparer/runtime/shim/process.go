@@ -170,6 +170,7 @@ func (p *process) begin(c *child) {
 		defer close(ended)
 		p.runLoop(ctx, recalled, c)
 	})
+	p.kept(p.recall)
 }
 
 // runLoop returns when the process is stopped or done, or when ctx ends, leaving everything as it runs.
@@ -189,7 +190,7 @@ func (p *process) runLoop(ctx, recalled context.Context, c *child) {
 			p.log("process not started again", map[string]any{"policy": p.current().Spec.Restart.Policy})
 			return
 		case !p.trusted():
-			p.expire("its supervisor was started anew, and it did not run")
+			p.distrust()
 		case p.pause(recalled):
 			c = p.start() //nolint:contextcheck // a half-made child is done away with whatever ctx says
 		}
@@ -200,10 +201,12 @@ func (p *process) runLoop(ctx, recalled context.Context, c *child) {
 func (p *process) stopped() {
 	if p.current().Desired == wantStop {
 		p.enter(runtime.Stopped)
-	} else {
-		p.note(runtime.Stopped, p.whyExpired(), func(r *record) { r.Desired = wantStop })
+		p.log("process stopped", map[string]any{})
+		return
 	}
-	p.log("process stopped", map[string]any{})
+	why := p.whyExpired()
+	p.note(runtime.Stopped, why, func(r *record) { r.Desired = wantStop })
+	p.log("process stopped by itself", map[string]any{"reason": why})
 }
 
 // start launches the program and returns it, or nil when it could not be started. Clients see that it starts again, and that this is

@@ -56,7 +56,8 @@ type supervisor struct {
 	wake    chan struct{} // closed at the next change
 	told    time.Time     // when a change last woke a poll
 
-	dogs wait.Signal // there may be one more process with a watchdog
+	dogs  wait.Signal          // there may be one more process with a watchdog
+	reads map[string]chan note // of notes, that the disk has not answered; only the look at notes uses it
 }
 
 // newSupervisor reads what the predecessor recorded and finds what still runs of it. It starts nothing.
@@ -72,7 +73,7 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 		cfg: cfg, records: recordsIn(filepath.Join(cfg.Dir, stateName), reserve), boot: boot,
 		family:   family{own: map[int]struct{}{}},
 		instance: newInstance(),
-		procs:    map[string]*process{}, wake: make(chan struct{}), dogs: wait.NewSignal(),
+		procs:    map[string]*process{}, wake: make(chan struct{}), dogs: wait.NewSignal(), reads: map[string]chan note{},
 	}
 	good, bad, err := s.records.Read()
 	if err != nil {

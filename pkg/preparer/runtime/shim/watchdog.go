@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -15,29 +16,46 @@ const (
 	mostBetweenLooks = 10 * time.Second
 	// readNoteAgain is the pause before a note is read once more that could not be: it may have been half written.
 	readNoteAgain = 50 * time.Millisecond
+	// noteTimeout bounds the wait for a disk that hangs.
+	noteTimeout = time.Second
 )
+
+var errDiskHangs = errors.New("the disk does not answer")
 
 // watchdog is what the supervisor knows about the note that keeps a process running. The process's mu guards it.
 type watchdog struct {
 	renewed proc.Moment // the latest in the note, or when the process was begun to be kept; the zero value before the first look
+	started proc.Moment // when this supervisor was told to start it: what its note said before does not count; the zero value for one found running
 	trusted bool        // this supervisor was told to start the process, or found it running
 	expired bool        // nothing of it may run until somebody starts it
 	why     string      // it has expired
+	recall  func()      // the process's; nil while nobody keeps it
 }
 
 // trustAnew notes that somebody has started the process.
 func (p *process) trustAnew() {
+	now, err := proc.At(p.sup.boot)
+	if err != nil {
+		p.log("the time of its start is not known", map[string]any{"error": err})
+	}
 	p.mu.Lock()
-	p.dog = watchdog{trusted: true}
+	p.dog = watchdog{trusted: true, started: now}
 	p.mu.Unlock()
 	p.sup.changed(p)
 }
 
-// trust notes that a process begins to be kept, and whether it runs already.
+// trust notes whether a process that begins to be kept runs already.
 func (p *process) trust(runs bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.dog.trusted = p.dog.trusted || runs || p.rec.Spec.Watchdog == nil
+}
+
+// kept notes that a run loop keeps the process, which recall wakes.
+func (p *process) kept(recall func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dog.recall = recall
 	p.sup.dogs.Raise()
 }
 
@@ -54,13 +72,11 @@ func (p *process) whyExpired() string {
 	return p.dog.why
 }
 
-// expire has the process stop, and stay so until somebody starts it. It waits for no disk: the record says so once nothing runs, and a
-// successor that does not find that in it starts nothing that has a watchdog.
-func (p *process) expire(why string) {
+// distrust has a process that does not run stay so until somebody starts it.
+func (p *process) distrust() {
 	p.mu.Lock()
-	p.dog.expired, p.dog.why = true, why
+	p.dog.expired, p.dog.why = true, "its supervisor was started anew, and it did not run"
 	p.mu.Unlock()
-	p.log("process stops by itself", map[string]any{"reason": why})
 	p.sup.changed(p)
 }
 
@@ -105,11 +121,34 @@ type note struct {
 	err    error
 }
 
-// readNote reads a note, a second time where it could not be read.
-func (s *supervisor) readNote(ctx context.Context, path string) (n note) {
+// readNote reads a note, a second time where it could not be read. It waits a second at most: a disk that hangs is one that cannot be read. What
+// an earlier look has asked for is waited for, and then asked anew.
+func (s *supervisor) readNote(ctx context.Context, path string) note {
+	ctx, cancel := context.WithTimeoutCause(ctx, noteTimeout, errDiskHangs)
+	defer cancel()
+	for {
+		answer, earlier := s.reads[path]
+		if !earlier {
+			answer = make(chan note, 1)
+			s.reads[path] = answer
+			go func() { answer <- s.readFile(path) }() // for as long as the disk hangs
+		}
+		select {
+		case n := <-answer:
+			delete(s.reads, path)
+			if !earlier {
+				return n
+			}
+		case <-ctx.Done():
+			return note{err: fmt.Errorf("read %s: %w", path, context.Cause(ctx))}
+		}
+	}
+}
+
+func (s *supervisor) readFile(path string) (n note) {
 	for again := range 2 {
-		if again == 1 && wait.Pause(ctx, readNoteAgain) != nil {
-			break
+		if again == 1 {
+			time.Sleep(readNoteAgain)
 		}
 		now, err := proc.At(s.boot)
 		if err == nil {
@@ -126,43 +165,49 @@ func (s *supervisor) readNote(ctx context.Context, path string) (n note) {
 func (p *process) dueIn(now proc.Moment) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.due(now)
+}
+
+// due is dueIn for who holds mu.
+func (p *process) due(now proc.Moment) time.Duration {
 	dog := p.rec.Spec.Watchdog
-	if dog == nil || p.toStop() || p.rec.Done {
+	if dog == nil || p.dog.recall == nil || p.toStop() || p.rec.Done {
 		return proc.Never
 	}
 	return dog.Timeout - now.Since(p.dog.renewed)
 }
 
-// watchNote reads the process's note, stops the process if that was not renewed in time, and returns when it is due again.
+// watchNote reads the process's note, stops the process if that was not renewed in time, and returns when it is due again. It waits neither for
+// a client's operation nor for a write: the record says so once nothing runs, and a successor that does not find that in it starts nothing that
+// has a watchdog.
 func (p *process) watchNote(now proc.Moment, read func(path string) note) (next time.Duration) {
-	if p.dueIn(now) == proc.Never {
-		return proc.Never
-	}
-	if !p.op.TryLock() { // somebody starts or stops it just now, and may wait for the disk
-		return retryWatch
-	}
-	defer p.op.Unlock()
-	if p.broken != nil || p.removed {
-		return proc.Never
-	}
 	dog := p.current().Spec.Watchdog
+	if p.dueIn(now) == proc.Never || dog == nil {
+		return proc.Never
+	}
 	n := read(dog.Note)
 	p.mu.Lock()
+	if p.dog.started.Up > now.Up {
+		p.mu.Unlock()
+		return retryWatch // it was started since, with a note that was read perhaps before
+	}
 	switch {
 	case n.err == nil && n.moment.Up > p.dog.renewed.Up:
 		p.dog.renewed = n.moment
 	case n.err != nil && p.dog.renewed == (proc.Moment{}):
 		p.dog.renewed = now
 	}
-	p.mu.Unlock()
-	if next = p.dueIn(now); next > 0 {
+	if next = p.due(now); next > 0 {
+		p.mu.Unlock()
 		return next
 	}
-	why := fmt.Sprintf("%s was not renewed for %s", dog.Note, dog.Timeout)
+	p.dog.expired, p.dog.why = true, fmt.Sprintf("%s was not renewed for %s", dog.Note, dog.Timeout)
 	if n.err != nil {
-		why += ": " + n.err.Error()
+		p.dog.why += ": " + n.err.Error()
 	}
-	p.expire(why)
-	p.recall()
+	recall := p.dog.recall
+	p.mu.Unlock()
+	p.sup.changed(p)
+	recall()
 	return proc.Never
 }
