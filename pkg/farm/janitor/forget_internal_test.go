@@ -82,8 +82,15 @@ func TestTimeCountsInSteps(t *testing.T) {
 	f := NewForgetter(ForgetConfig{After: time.Hour}) // looks every six minutes
 	now := noon
 	for i, step := range []struct{ moves, want time.Duration }{
-		{0, 0}, {6 * time.Minute, 6 * time.Minute}, {0, 0}, {11 * time.Minute, 11 * time.Minute}, {100 * time.Hour, 12 * time.Minute},
-		{-100 * time.Hour, 0}, {time.Minute, time.Minute}, {-time.Second, 0}, {12*time.Minute + 1, 12 * time.Minute},
+		{0, 0},
+		{6 * time.Minute, 6 * time.Minute},
+		{0, 0},
+		{11 * time.Minute, 11 * time.Minute},
+		{100 * time.Hour, 12 * time.Minute},
+		{-100 * time.Hour, 0},
+		{time.Minute, time.Minute},
+		{-time.Second, 0},
+		{12*time.Minute + 1, 12 * time.Minute},
 	} {
 		now = now.Add(step.moves)
 		if got := f.passed(now); got != step.want {
