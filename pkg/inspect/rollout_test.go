@@ -76,8 +76,10 @@ func TestRolloutViewOfOneGroup(t *testing.T) {
 	var placed []pod.Placement
 	says := map[store.At]pod.Reality{}
 	for i, p := range []pod.Placement{
-		{Identity: pod.Identity{Role: "main"}, Digest: "d"}, {Identity: pod.Identity{Role: "read"}, Digest: "new"},
-		{Identity: pod.Identity{Role: "read", Index: 1}, Digest: "old"}, {Identity: pod.Identity{Role: "read", Index: 2}, Digest: "new", RunState: pod.Stopped},
+		{Identity: pod.Identity{Role: "main"}, Digest: "d"},
+		{Identity: pod.Identity{Role: "read"}, Digest: "new"},
+		{Identity: pod.Identity{Role: "read", Index: 1}, Digest: "old"},
+		{Identity: pod.Identity{Role: "read", Index: 2}, Digest: "new", RunState: pod.Stopped},
 	} {
 		p.RCID, p.Node, p.RunState = "b", "n1", cmp.Or(p.RunState, pod.Running)
 		placed = append(placed, p)
