@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -164,8 +165,12 @@ func (ps *pass) admitStops(ctx context.Context, plan *reconcile.Plan) (admitted 
 			return false, err
 		}
 	}
+	ask := "change it with --allow-mass-stop"
+	if ps.mem.recordless {
+		ask = "ask for it with rcctl node sweep, as it has no record,"
+	}
 	reason := fmt.Sprintf("farm %s was about to have stopped %d of its %d pods within a minute, the last for controller %s; "+
-		"if that is right, change it with --allow-mass-stop and run rcctl farm resume", kit.farm, stops, owned, record.Name)
+		"if that is right, %s and run rcctl farm resume", kit.farm, stops, owned, record.Name, ask)
 	ps.log.WithField("reason", reason).Error("tripping the mass-stop breaker")
 	audit := store.NewAudit(kit.farm, "trip", ps.id, []string{"breaker: not tripped -> tripped (" + reason + ")"})
 	err = kit.trip.TripBreaker(ctx, ps.breaker.Index, store.Breaker{Tripped: true, Reason: reason, By: kit.farm, Since: now}, audit)
@@ -189,10 +194,12 @@ func stopsOf(plan *reconcile.Plan, now time.Time) []stop {
 // errTripped ends a pass whose plan was computed before the breaker tripped; the breaker's watch asks for another.
 var errTripped = errors.New("the mass-stop breaker has tripped")
 
-// mayStopMany reports whether the breaker lets all stops of the controller pass: somebody asked for them with --allow-mass-stop, or by
-// sweeping what has no record.
+// mayStopMany reports whether the breaker lets all stops of the controller pass: an operator asked for them with --allow-mass-stop, or by
+// sweeping what has no record. What the leader sweeps by itself nobody asked for.
 func (ps *reading) mayStopMany() bool {
-	return reconcile.AllowsMassStop(&ps.head.RC.Value) || ps.mem.recordless
+	return reconcile.AllowsMassStop(&ps.head.RC.Value) || ps.mem.recordless && slices.ContainsFunc(ps.head.Requests, func(r store.Rec[store.Request]) bool {
+		return r.Value.Kind == store.SweepOrphan && !r.Value.ByLeader()
+	})
 }
 
 // staying returns how many of the controller's pods stops are measured against; see reconcile.Staying.

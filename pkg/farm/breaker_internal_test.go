@@ -112,6 +112,25 @@ func TestARefusedStopCountsOnce(t *testing.T) {
 	}
 }
 
+// What the leader sweeps by itself obeys the breaker; what an operator sweeps does not.
+func TestOnlyAnOperatorsSweepMayStopMany(t *testing.T) {
+	t.Parallel()
+	passes, plans := stopsAll(t, &tripping{}, 1, 20)
+	ps := passes[0]
+	ps.mem.recordless = true
+	request := func(id string) store.Rec[store.Request] {
+		return store.Rec[store.Request]{Value: store.Request{ID: id, RCID: ps.id, Kind: store.SweepOrphan}}
+	}
+	ps.head.Requests = []store.Rec[store.Request]{request("leader-n1-main.0"), request("leader-n2-main.1")}
+	if admitted, err := ps.admitStops(t.Context(), plans[0]); admitted || !errors.Is(err, errTripped) {
+		t.Errorf("20 of 20 for the leader: %t, %v", admitted, err)
+	}
+	ps.head.Requests = append(ps.head.Requests, request(store.NewID()))
+	if admitted, err := ps.admitStops(t.Context(), plans[0]); !admitted || err != nil {
+		t.Errorf("20 of 20 for an operator: %t, %v", admitted, err)
+	}
+}
+
 // What a change with --allow-mass-stop may stop is neither counted as a stop nor as owned from the moment that its first plan is
 // admitted, or that its lock came: all of 12 other pods are a mass stop, however many of the former still run.
 func TestPodsThatMayBeStoppedAreNotOwned(t *testing.T) {
