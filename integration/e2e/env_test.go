@@ -81,6 +81,7 @@ var scenarios = map[string]func(*env){
 	"dynamic-ports":     dynamicPorts,
 	"services":          services,
 	"roles":             roles,
+	"ordered":           ordered,
 	"default-install":   defaultInstall,
 	"two-hosts":         twoHosts,
 	"sick-move":         sickMove,

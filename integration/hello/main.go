@@ -3,6 +3,7 @@
 // Its behaviour can be bent through the environment: HELLO_FAIL=1 makes it exit at once with status 3, HELLO_EXIT=n with status n
 // once it has said so, HELLO_ENDS=5s after that time, HELLO_SICK=1 makes its health check fail, HELLO_SICK=NODE,NODE does so on some nodes, HELLO_VERSION is repeated in its
 // answers. HELLO_HOSTILE=n makes it do to its node what it can, with a tree of directories n deep.
+// HELLO_ALONE=DIR makes it hold DIR/<pod id>-<role>-<index> locked while it lives, and write there when it starts and ends, or that another lives.
 // HELLO_SIEGE=ADDRESS,SOCKET makes it take what connections it gets at an address, and say in its home what it is told at a socket.
 package main
 
@@ -44,10 +45,33 @@ func main() {
 	if address, socket, found := strings.Cut(os.Getenv("HELLO_SIEGE"), ","); found {
 		go besiege(address, socket)
 	}
-	if err := serve(); err != nil {
+	if err := liveAlone(os.Getenv("HELLO_ALONE")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+// liveAlone serves as the only copy of its identity among all that keep their register in a directory, if there is one.
+func liveAlone(dir string) error {
+	if dir == "" {
+		return serve()
+	}
+	name := fmt.Sprintf("%s-%s-%s", os.Getenv("POD_ID"), os.Getenv("POD_ROLE"), os.Getenv("POD_INDEX"))
+	register, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	defer register.Close() // which unlocks it, as its death would
+	say := func(what string) {
+		fmt.Fprintln(register, what, os.Getenv("NODE_NAME"), time.Now().UnixMilli())
+	}
+	if err := syscall.Flock(int(register.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		say("twice")
+		return fmt.Errorf("%s lives already: %w", name, err)
+	}
+	say("start")
+	defer say("end")
+	return serve()
 }
 
 func serve() error {

@@ -1,0 +1,276 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// register is what ordered processes say of themselves: each holds the file of its index locked while it lives, and writes into it when it
+// starts and ends. One that finds the file locked writes that, too.
+type register struct {
+	e   *env
+	dir string
+}
+
+// said is one line of a register.
+type said struct {
+	what, index, node string
+	at                time.Time
+}
+
+// register makes one for pods that have users of their own.
+func (e *env) register(pods ...string) register {
+	e.t.Helper()
+	r := register{e: e, dir: filepath.Join(e.dir, "register")}
+	if err := os.Mkdir(r.dir, 0o755); err != nil {
+		e.t.Fatal(err)
+	}
+	for _, name := range pods {
+		file := filepath.Join(r.dir, name)
+		if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Chmod(file, 0o666)); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	return r
+}
+
+// lines returns what the processes of a pod id have said, in order.
+func (r register) lines(podID string) (lines []said) {
+	r.e.t.Helper()
+	files, err := filepath.Glob(filepath.Join(r.dir, podID+"-*"))
+	if err != nil {
+		r.e.t.Fatal(err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			r.e.t.Fatal(err)
+		}
+		for line := range strings.Lines(string(data)) {
+			s, milli := said{index: strings.TrimPrefix(filepath.Base(file), podID+"-main-")}, int64(0)
+			if _, err := fmt.Sscan(line, &s.what, &s.node, &milli); err != nil {
+				r.e.t.Fatalf("%s says %q: %v", file, line, err)
+			}
+			s.at = time.UnixMilli(milli)
+			lines = append(lines, s)
+		}
+	}
+	slices.SortStableFunc(lines, func(a, b said) int { return a.at.Compare(b.at) })
+	return lines
+}
+
+// told returns the lines of a pod id from the n-th on as "start 0, end 0".
+func (r register) told(podID string, n int) string {
+	texts := []string{}
+	for _, s := range r.lines(podID)[n:] {
+		texts = append(texts, s.what+" "+s.index)
+	}
+	return strings.Join(texts, ", ")
+}
+
+// mustTell waits until a pod id's lines from the n-th on are these, and returns how many there are.
+func (r register) mustTell(podID string, n int, want string) int {
+	r.e.t.Helper()
+	r.e.within(limit, func() error {
+		if got := r.told(podID, n); got != want {
+			return fmt.Errorf("%s said %q, want %q", podID, got, want)
+		}
+		return nil
+	})
+	return len(r.lines(podID))
+}
+
+// last returns the latest line of an index.
+func (r register) last(podID, index string) (last said) {
+	for _, s := range r.lines(podID) {
+		if s.index == index {
+			last = s
+		}
+	}
+	return last
+}
+
+// orderedSpec is a controller of one ordered group whose processes keep a register.
+func (r register) orderedSpec(name string, replicas int, more, disconnect string) string {
+	return fmt.Sprintf(`name: %s
+replica_groups:
+- {role: main, count: %d, ordered: true}
+min_available: 0
+node_loss: {after: 0s, unmanaged_after: 0s}
+%spod:
+  version: 1
+  id: %s
+  min_ready: 500ms
+  launchables:
+  - name: db
+    artifact: {kind: exec, path: %q}
+    stop_grace: 1s
+    env: {HELLO_ALONE: %q}
+%s`, name, replicas, more, name, filepath.Join(r.e.dir, "alone"), r.dir, disconnect)
+}
+
+// ordered: replicas of an ordered group start and stop one after the other and move by stopping first. One whose preparer is killed is never placed
+// elsewhere, though it stops by itself. One whose machine is cut off, preparer dead, is placed elsewhere when its supervisor has surely stopped it;
+// where nobody stops it, once an operator says so. The processes themselves tell that no index ever had two.
+func ordered(e *env) {
+	program, err := os.ReadFile(filepath.Join(e.root, "bin", "hello"))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(e.dir, "alone"), program, 0o755)
+	}
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	r := e.register("db-main-0", "db-main-1", "db-main-2", "lone-main-0")
+	e.startConsul("")
+	agents, preparers := e.machines(4)
+	e.farm("f1", "")
+	e.gateOpen()
+	e.rcctl(r.orderedSpec("db", 3, "", "  disconnect: {stop_after: 3s}\n"), "apply", "-f", "-", "--wait", "--timeout", limit.String())
+	e.rcctl(r.orderedSpec("lone", 1, "node_selector: rack=a\n", ""), "apply", "-f", "-", "--wait", "--timeout", limit.String()) // n1 or n4
+	id := e.rcID("db")
+	n := r.mustTell("db", 0, "start 0, start 1, start 2")
+	for i, s := range r.lines("db")[1:] {
+		if gap := s.at.Sub(r.lines("db")[i].at); gap < 500*time.Millisecond {
+			e.t.Errorf("index %s started %s after the one before, which was not available then", s.index, gap)
+		}
+	}
+	e.rcctl("", "rc", "scale", "db", "1", "--wait", "--timeout", limit.String())
+	n = r.mustTell("db", n, "end 2, end 1")
+	e.rcctl("", "rc", "scale", "db", "3", "--wait", "--timeout", limit.String())
+	n = r.mustTell("db", n, "start 1, start 2")
+
+	from := e.placements(id)["main.1"].Value.Node
+	e.rcctl("", "node", "drain", from, "--wait", "--timeout", limit.String())
+	e.within(limit, func() error { return e.availableAll(id, 3) })
+	if now := r.last("db", "1"); now.what != "start" || now.node == from || !strings.Contains(r.told("db", n), "end 1") {
+		e.t.Errorf("after the drain of %s: %+v", from, r.lines("db"))
+	}
+	e.rcctl("", "node", "undrain", from)
+	e.within(limit, func() error { // only then does time tell anything
+		for name, rec := range e.nodes() {
+			if !rec.Value.EnforcesStopAfter {
+				return fmt.Errorf("%s does not enforce stop_after", name)
+			}
+		}
+		return nil
+	})
+
+	r.preparerKilled(id, preparers)
+	r.cutOff(id, agents, preparers)
+	r.declared(agents, preparers)
+	for _, name := range []string{"db", "lone"} {
+		for _, s := range r.lines(name) {
+			e.t.Logf("%s %s-%s on %s", s.at.Format("15:04:05.000"), s.what, name+"-"+s.index, s.node)
+			if s.what == "twice" {
+				e.t.Errorf("%s-main-%s lived twice, the second time on %s", name, s.index, s.node)
+			}
+		}
+	}
+}
+
+// preparerKilled: the preparer of the highest index is killed; its supervisor stops the pod, and no time has it placed elsewhere.
+func (r register) preparerKilled(id string, preparers []*daemon) {
+	e := r.e
+	e.t.Helper()
+	where := e.placements(id)["main.2"].Value.Node
+	victim := preparers[e.nodeNumber(where)]
+	victim.kill()
+	e.within(limit, func() error {
+		if last := r.last("db", "2"); last.what != "end" {
+			return fmt.Errorf("db-main-2 has not stopped: %+v", last)
+		}
+		return nil
+	})
+	e.statusIs(id, func(st *rc.Status) bool { return st.Unmanaged == 1 })
+	e.rcctl(r.orderedSpec("db", 3, "max_surge: 2\n", "  disconnect: {stop_after: 3s}\n"), "apply", "-f", "-")
+	e.statusIs(id, func(st *rc.Status) bool { return st.ObservedGeneration == e.generation(id) })
+	if p := e.placements(id)["main.2"].Value; p.Node != where || p.RunState != pod.Running {
+		e.t.Errorf("main.2 was on %s, and is %+v", where, p)
+	}
+	victim.startAgain()
+	e.within(limit, func() error {
+		if now := r.last("db", "2"); now.what != "start" || now.node != where {
+			return fmt.Errorf("db-main-2, which was on %s: %+v", where, now)
+		}
+		return e.availableAll(id, 3)
+	})
+}
+
+func (e *env) generation(id string) int64 {
+	e.t.Helper()
+	rec, err := e.store.RCs.Get(e.t.Context(), store.Consistent, id)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return rec.Value.Generation
+}
+
+// surelyStopped is the sum of ADR 23 for db: 1.5 TTL, 15 s, stop_after, the supervisor's 10 s, stop_grace.
+const surelyStopped = 3*time.Second + 15*time.Second + 3*time.Second + 10*time.Second + time.Second
+
+// cutOff: the machine of index 0 loses its agent and its preparer, while supervisor and pod live.
+func (r register) cutOff(id string, agents, preparers []*daemon) {
+	e := r.e
+	e.t.Helper()
+	where := e.placements(id)["main.0"].Value.Node
+	victim := e.nodeNumber(where)
+	preparers[victim].kill()
+	agents[victim].kill()
+	var lost time.Time
+	e.within(limit, func() error {
+		p := e.placements(id)["main.0"].Value
+		if p.RunState != pod.Stopped || p.LostSince == nil {
+			return fmt.Errorf("main.0 is %+v", p)
+		}
+		lost = *p.LostSince
+		return e.says(id, rc.AwaitsStop, "main.0 waits until its copy on "+where+" has stopped; it counts as stopped at ")
+	})
+	e.within(limit, func() error {
+		if now := r.last("db", "0"); now.what != "start" || now.node == where {
+			return fmt.Errorf("db-main-0: %+v", now)
+		}
+		return nil
+	})
+	lines := slices.DeleteFunc(r.lines("db"), func(s said) bool { return s.index != "0" })
+	end, start := lines[len(lines)-2], lines[len(lines)-1]
+	if end.what != "end" || end.node != where || start.at.Sub(lost) < surelyStopped {
+		e.t.Errorf("%s was lost at %s: %+v, %+v", where, lost, end, start)
+	}
+	e.t.Logf("after the loss of %s db-main-0 ended in %s, and was started elsewhere in %s", where, end.at.Sub(lost), start.at.Sub(lost))
+	agents[victim].startAgain()
+	preparers[victim].startAgain()
+	e.within(limit, func() error { return e.availableAll(id, 3) })
+}
+
+// declared: a machine dies with a pod that has no stop_after. Its index waits for an operator, who has to be sure.
+func (r register) declared(agents, preparers []*daemon) {
+	e := r.e
+	e.t.Helper()
+	id := e.rcID("lone")
+	where := e.placements(id)["main.0"].Value.Node
+	victim := e.nodeNumber(where)
+	e.powerOff(victim, agents[victim], preparers[victim])
+	e.within(limit, func() error { return e.says(id, rc.AwaitsStop, "no disconnect.stop_after") })
+	if out, err := e.tryRcctl("", "pod", "forget", "lone-main-0", "--node", where); err == nil || !strings.Contains(err.Error(), "--i-am-sure") {
+		e.t.Errorf("forget is not refused: %v\n%s", err, out)
+	}
+	if p := e.placements(id)["main.0"].Value; p.Node != where || p.RunState != pod.Stopped {
+		e.t.Errorf("main.0 was on %s, and is %+v", where, p)
+	}
+	e.rcctl("", "pod", "forget", "lone-main-0", "--node", where, "--i-am-sure", "--wait", "--timeout", limit.String())
+	e.within(limit, func() error {
+		if now := r.last("lone", "0"); now.what != "start" || now.node == where {
+			return fmt.Errorf("lone-main-0: %+v", now)
+		}
+		return nil
+	})
+}
