@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -274,15 +275,18 @@ func (m *Manifest) RunsOnce() bool {
 // have it: farms count on it.
 const StopMargin = 10 * time.Second
 
+// maxStopAfter is half of what a time can be, and never comes.
+const maxStopAfter = time.Duration(math.MaxInt64 / 2)
+
 // StopsItself returns how long after the last contact with Consul the pod's processes are told to stop by the node's supervisor, unless the
 // preparer has done that, with its hooks; false: never.
 func (m *Manifest) StopsItself() (after time.Duration, ever bool) {
 	if m.Disconnect == nil || m.Disconnect.StopAfter == nil {
 		return 0, false
 	}
-	after = m.Disconnect.StopAfter.Or(0) + StopMargin
+	after = min(m.Disconnect.StopAfter.Or(0), maxStopAfter) + StopMargin
 	if m.Hooks != nil && m.Hooks.BeforeStop != nil {
-		after += m.Hooks.BeforeStop.Timeout.Or(DefaultHookTimeout)
+		after += min(m.Hooks.BeforeStop.Timeout.Or(DefaultHookTimeout), maxStopAfter-StopMargin)
 	}
 	return after, true
 }

@@ -3,6 +3,7 @@ package manifest_test
 import (
 	"encoding/json"
 	"maps"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -225,9 +226,10 @@ func TestReadyAfter(t *testing.T) {
 func TestStopsItself(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]time.Duration{
-		``:                                    0,
-		`"disconnect": {}`:                    0,
-		`"disconnect": {"stop_after": "30s"}`: 40 * time.Second,
+		``:                 0,
+		`"disconnect": {}`: 0,
+		`"disconnect": {"stop_after": "2562047h"}, "hooks": {"before_stop": {"path": "bin/x", "timeout": "2562047h"}}`: math.MaxInt64 - 1,
+		`"disconnect": {"stop_after": "30s"}`:                                                               40 * time.Second,
 		`"disconnect": {"stop_after": "30s"}, "hooks": {"before_stop": {"path": "bin/x"}}`:                  100 * time.Second,
 		`"disconnect": {"stop_after": "30s"}, "hooks": {"before_stop": {"path": "bin/x", "timeout": "5s"}}`: 45 * time.Second,
 		`"disconnect": {"stop_after": "30s"}, "hooks": {"after_stop": {"path": "bin/x", "timeout": "5s"}}`:  40 * time.Second,

@@ -142,6 +142,14 @@ func (p *Preparer) enforcesStopAfter(procs []runtime.Status) bool {
 	return true
 }
 
+// sayEnforces has the node's record say whether its supervisor enforces stop_after. One that does not answer may not run. The caller is in pods.do.
+func (p *Preparer) sayEnforces(enforces bool) {
+	if p.enforces != enforces {
+		p.enforces = enforces
+		p.pods.record.Raise()
+	}
+}
+
 // enforced reports whether a process stops by itself if it must: it was started so, does not run, or is of a pod that may run on. What it was
 // started from may not be known.
 func enforced(s *runtime.Status) bool {

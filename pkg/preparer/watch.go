@@ -28,6 +28,7 @@ func (p *Preparer) watchRuntime(ctx context.Context) {
 			return
 		case err != nil:
 			p.limiter.Report(key, "runtime does not answer; pods are taken to run on", err)
+			p.pods.do(func() { p.sayEnforces(false) })
 			cursor = 0 // a supervisor that was restarted counts anew
 			if wait.Pause(ctx, pace.NextBackOff()) != nil {
 				return
@@ -75,10 +76,7 @@ func (p *Preparer) sawRuntime(procs []runtime.Status) {
 			p.pods.seen.Raise()
 			close(p.ready)
 		}
-		if now := p.enforcesStopAfter(procs); now != p.enforces {
-			p.enforces = now
-			p.pods.record.Raise()
-		}
+		p.sayEnforces(p.enforcesStopAfter(procs))
 	})
 }
 

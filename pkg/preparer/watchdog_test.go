@@ -26,7 +26,14 @@ import (
 // olderRuntime is a supervisor of before there were watchdogs, until it is renewed.
 type olderRuntime struct {
 	runtime.Runtime
-	renewed atomic.Bool
+	renewed, gone atomic.Bool
+}
+
+func (o *olderRuntime) Watch(ctx context.Context, cursor uint64) ([]runtime.Status, uint64, error) {
+	if o.gone.Load() {
+		return nil, cursor, errors.New("no supervisor")
+	}
+	return o.Runtime.Watch(ctx, cursor)
 }
 
 func (o *olderRuntime) Watchdogs() bool { return o.renewed.Load() && o.Runtime.Watchdogs() }
@@ -75,12 +82,20 @@ func TestEnforcesStopAfter(t *testing.T) {
 	b.start()
 	enforces(true)
 	b.mustKeepPID(0, pid)
+	older.gone.Store(true)
+	if err := unix.Kill(b.pid(1), unix.SIGKILL); err != nil { // so that it is asked again
+		t.Fatal(err)
+	}
+	enforces(false)
+	older.gone.Store(false)
+	enforces(true)
 	for _, i := range []int{0, 2} {
 		dog := b.procs(i)[0].Spec.Watchdog
 		if dog == nil || dog.Note != b.inNode("contact.json") {
 			t.Errorf("watchdog of pod %d: %+v", i, dog)
 		}
 	}
+	b.awaitPhase(1, runtime.Running)
 	if dog := b.procs(1)[0].Spec.Watchdog; dog != nil {
 		t.Errorf("a pod without stop_after has a watchdog: %+v", dog)
 	}
