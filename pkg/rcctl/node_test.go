@@ -148,6 +148,39 @@ func TestPlanSweep(t *testing.T) {
 	}
 }
 
+// A node that writes a report again and again keeps nothing else of a sweep from being asked.
+func TestReportsThatMoveHoldUpNoSweep(t *testing.T) {
+	s, _ := testConn(t)
+	r := create(t, s)
+	gone := func(i int) store.Rec[pod.Reality] {
+		id := pod.Identity{RCID: "gone", Role: "main", Index: i}
+		key := s.Keys().Realities.Key("n1", id.String())
+		if _, err := s.consul.Commit(t.Context(), []consul.Op{consul.Set(key, []byte("{}"))}); err != nil {
+			t.Fatal(err)
+		}
+		pair, err := s.consul.Get(t.Context(), key, consul.Consistent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return store.Rec[pod.Reality]{Index: pair.ModifyIndex, Value: pod.Reality{Identity: id}}
+	}
+	plan := sweepPlan{repairs: []string{r.ID}, leaked: map[string][]string{r.ID: {"web/main.0"}}}
+	for i := range 2 * store.ReportsPerTxn {
+		plan.reports = append(plan.reports, gone(i))
+	}
+	plan.reports[0].Index-- // it was written since
+	err := askSweep(t.Context(), s, "n1", plan)
+	if !errors.Is(err, store.ErrConflict) {
+		t.Errorf("%v", err)
+	}
+	if asked, _, err := s.Requests.List(t.Context(), store.Consistent, r.ID); err != nil || len(asked) != 1 || asked[0].Value.Kind != store.RepairReservation {
+		t.Errorf("%+v, %v", asked, err)
+	}
+	if left, err := s.consul.Keys(t.Context(), s.Keys().Realities.Below("n1")); err != nil || len(left) != store.ReportsPerTxn {
+		t.Errorf("%d reports are left, %v", len(left), err)
+	}
+}
+
 // A watch shows each state once, and ends with Ctrl-C, with its goal, or with the controller.
 func TestFollow(t *testing.T) {
 	s, _ := testConn(t)

@@ -196,8 +196,10 @@ func runSweep(c *cli.Context, std *stdio, s *conn, name string) error {
 		return refusedf("node %s: %s run without a controller, and no controller has a record: were the records lost? Write them back (docs/runbook.md), or add --force; nothing was written",
 			name, field.Count(n, "pod"))
 	}
-	if err := askSweep(c, s, name, plan); err != nil {
-		return err
+	if !c.Bool("dry-run") {
+		if err := askSweep(c.Context, s, name, plan); err != nil {
+			return err
+		}
 	}
 	printSweep(std, name, plan, c.Bool("dry-run"), in.leftOut)
 	for _, err := range in.unreadable {
@@ -207,13 +209,10 @@ func runSweep(c *cli.Context, std *stdio, s *conn, name string) error {
 }
 
 // askSweep leaves the requests, each with an audit record.
-func askSweep(c *cli.Context, s *conn, name string, plan sweepPlan) error {
-	if c.Bool("dry-run") {
-		return nil
-	}
+func askSweep(ctx context.Context, s *conn, name string, plan sweepPlan) error {
 	for i := range plan.orphans {
 		o := &plan.orphans[i]
-		err := leaveRequest(c.Context, s, store.Request{RCID: o.RCID, Kind: store.SweepOrphan, Node: name, Pod: o.Identity},
+		err := leaveRequest(ctx, s, store.Request{RCID: o.RCID, Kind: store.SweepOrphan, Node: name, Pod: o.Identity},
 			fmt.Sprintf("stop %s on %s: it runs without a controller", inspect.PodName(o.PodID, o.Identity), name))
 		if err != nil {
 			return err
@@ -221,7 +220,7 @@ func askSweep(c *cli.Context, s *conn, name string, plan sweepPlan) error {
 	}
 	for i := range plan.told {
 		t := &plan.told[i]
-		err := leaveRequest(c.Context, s, store.Request{RCID: t.RCID, Kind: store.SweepOrphan, Node: name, Pod: t.Identity},
+		err := leaveRequest(ctx, s, store.Request{RCID: t.RCID, Kind: store.SweepOrphan, Node: name, Pod: t.Identity},
 			fmt.Sprintf("stop %s on %s: neither a controller nor a placement tells of it", inspect.PodName(t.PodID, t.Identity), name))
 		if err != nil {
 			return err
@@ -232,42 +231,44 @@ func askSweep(c *cli.Context, s *conn, name string, plan sweepPlan) error {
 		if i > 0 && plan.strays[i-1].RCID == p.RCID {
 			continue // one request is enough for all that is left of a controller
 		}
-		err := leaveRequest(c.Context, s, store.Request{RCID: p.RCID, Kind: store.SweepOrphan, Node: p.Node, Pod: p.Identity},
+		err := leaveRequest(ctx, s, store.Request{RCID: p.RCID, Kind: store.SweepOrphan, Node: p.Node, Pod: p.Identity},
 			fmt.Sprintf("stop what is left of rc %s: it has no record", p.RCID))
 		if err != nil {
 			return err
 		}
 	}
-	if err := removeReports(c.Context, s, name, plan.reports); err != nil {
-		return err
-	}
 	for _, id := range plan.repairs {
-		err := leaveRequest(c.Context, s, store.Request{RCID: id, Kind: store.RepairReservation, Node: name},
+		err := leaveRequest(ctx, s, store.Request{RCID: id, Kind: store.RepairReservation, Node: name},
 			fmt.Sprintf("release %s on %s: no pod is there", strings.Join(plan.leaked[id], ", "), name))
 		if err != nil {
 			return err
 		}
 	}
-	return nil
+	return removeReports(ctx, s, name, plan.reports) // last: the node may write them again and again
 }
 
-// removeReports removes reports that are about nothing. One that is about something by now, or is not as it was, keeps all of a transaction there.
+// removeReports removes reports that are about nothing. One that is about something by now, or is not as it was, keeps all of a transaction there, and
+// nothing else.
 func removeReports(ctx context.Context, s *conn, name string, reports []store.Rec[pod.Reality]) error {
 	author, err := s.who(ctx)
 	if err != nil {
 		return err
 	}
+	var moved error
 	for part := range slices.Chunk(reports, store.ReportsPerTxn) {
 		lines := field.Each(part, func(r store.Rec[pod.Reality]) string {
 			return fmt.Sprintf("remove the report of %s on %s: nothing else tells of it", r.Value.Identity, name)
 		})
 		err := s.Operator.RemoveReports(ctx, name, part, store.NewAudit(author, "sweep-reports", "", lines).OnNodes(name))
 		_ = s.did(fmt.Sprintf("the removal of %s of node %s", field.Count(len(part), "report"), name), "rcctl audit --node "+name, err)
-		if err != nil {
+		switch {
+		case errors.Is(err, store.ErrConflict):
+			moved = fmt.Errorf("remove reports of node %s: one was written meanwhile, all else is done; sweep again: %w", name, err)
+		case err != nil:
 			return fmt.Errorf("remove reports of node %s: %w", name, err)
 		}
 	}
-	return nil
+	return moved
 }
 
 // leaveRequest leaves one request for the owner of a controller. It may be asked twice where the first outcome is unknown, which
