@@ -78,15 +78,26 @@ func (s *Sweeper) Look(ctx context.Context, now time.Time) error {
 		s.cfg.Log.WithFields(obs.Fields{"gone": len(left), "there": controllers}).Warn("as many controllers are gone as are there; were records lost? Nothing is swept")
 		return nil
 	}
-	asked := 0
-	for _, id := range due[:min(len(due), max(1, controllers/100))] {
+	quota, asked := max(1, controllers/100), 0
+	for _, id := range due {
+		before := asked
 		for _, at := range left[id] {
-			if asked++; asked > maxAsked {
-				return nil
-			}
-			if err := s.ask(ctx, at); err != nil {
+			written, err := s.ask(ctx, at)
+			if err != nil {
 				return err
 			}
+			if written {
+				asked++
+			}
+			if asked == maxAsked {
+				return nil
+			}
+		}
+		if asked > before { // else all of it is asked for already, or it is back
+			quota--
+		}
+		if quota == 0 {
+			return nil
 		}
 	}
 	return nil
@@ -105,15 +116,15 @@ func seenSince(before map[string]time.Time, left map[string][]store.At, now time
 }
 
 // ask leaves the request, unless there is one, or the controller is back.
-func (s *Sweeper) ask(ctx context.Context, at store.At) error {
+func (s *Sweeper) ask(ctx context.Context, at store.At) (written bool, err error) {
 	line := fmt.Sprintf("stop %s on %s: neither a controller nor a placement has told of it for %s", at.Identity, at.Node, s.cfg.After)
-	err := s.cfg.Strays.AskSweep(ctx, at, store.NewAudit(s.cfg.Farm, string(store.SweepOrphan), at.RCID, []string{line}).OnNodes(at.Node))
+	err = s.cfg.Strays.AskSweep(ctx, at, store.NewAudit(s.cfg.Farm, string(store.SweepOrphan), at.RCID, []string{line}).OnNodes(at.Node))
 	switch {
 	case errors.Is(err, store.ErrConflict):
-		return nil
+		return false, nil
 	case err != nil:
-		return fmt.Errorf("ask for the end of %s on %s: %w", at.Identity, at.Node, err)
+		return false, fmt.Errorf("ask for the end of %s on %s: %w", at.Identity, at.Node, err)
 	}
 	s.cfg.Log.WithFields(obs.Fields{obs.RCID: at.RCID, obs.Node: at.Node, obs.Pod: at.Identity.String()}).Warn("a node is told of a pod whose controller is gone; its end is asked for")
-	return nil
+	return true, nil
 }
