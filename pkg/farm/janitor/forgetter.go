@@ -62,6 +62,8 @@ func (m *Metrics) keep(kept map[Reason]int) {
 type Forgetter struct {
 	cfg  ForgetConfig
 	last time.Time // when this leader looked last; zero: it has not
+	// unnoted is the time that has passed and is not written yet. A leader that ends loses it.
+	unnoted time.Duration
 }
 
 // NewForgetter returns a forgetter.
@@ -72,6 +74,9 @@ const (
 	forgetEvery    = time.Second
 	forgetEveryMax = 10 * time.Minute
 )
+
+// noteEvery is how much time of nodes that stay gone is written at once, at the least.
+const noteEvery = 10 * time.Second
 
 // ForgetEvery returns how long it is from one look to the next.
 func ForgetEvery(after time.Duration) time.Duration {
@@ -85,7 +90,7 @@ func (f *Forgetter) Run(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	defer f.cfg.Metrics.keep(nil)
-	f.last = time.Time{}
+	f.last, f.unnoted = time.Time{}, 0
 	for {
 		if err := f.Look(ctx, time.Now()); err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrConflict) {
 			f.cfg.Log.WithError(err).Warn("cannot tell which nodes are gone for good")
@@ -108,7 +113,8 @@ func (f *Forgetter) passed(now time.Time) time.Duration {
 
 // Look notes which nodes are gone, and forgets those that have been for long enough. now is a time of the leader's own.
 func (f *Forgetter) Look(ctx context.Context, now time.Time) error {
-	passed := f.passed(now)
+	passed := f.passed(now) + f.unnoted
+	f.unnoted = 0
 	if f.cfg.Ready() != nil {
 		return nil // without its nodes, what was noted of them would seem to be over
 	}
@@ -119,7 +125,10 @@ func (f *Forgetter) Look(ctx context.Context, now time.Time) error {
 		return fmt.Errorf("read since when nodes are gone: %w", err)
 	}
 	noted := fleet.Deaths(rec.Value.Nodes)
-	if !maps.Equal(noted, rec.Value.Nodes) {
+	switch same := maps.EqualFunc(noted, rec.Value.Nodes, func(a, b store.Death) bool { return a.Index == b.Index }); {
+	case same && passed < noteEvery:
+		f.unnoted = passed
+	case !maps.Equal(noted, rec.Value.Nodes):
 		rec.Value.Nodes = noted
 		if err := f.cfg.Graves.WriteGone(ctx, rec); err != nil {
 			return fmt.Errorf("note since when nodes are gone: %w", err)

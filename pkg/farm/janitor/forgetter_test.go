@@ -120,6 +120,44 @@ func (g *graveyard) wants(n4 bool, when string) {
 	}
 }
 
+// Looks that follow each other quickly add up before anything is written.
+func TestTheTimeOfAGoneNodeIsWrittenNowAndThen(t *testing.T) {
+	t.Parallel()
+	g := bury(t)
+	f := janitor.NewForgetter(janitor.ForgetConfig{
+		Farm: "f", Graves: g.graves, After: time.Minute, Log: quiet(g.t), Metrics: janitor.NewMetrics(prometheus.NewRegistry()),
+		Nodes: func() (map[string]*node.View, bool) { return g.views, g.synced }, Ready: g.ready,
+	})
+	writes, last := 0, uint64(0)
+	look := func() {
+		t.Helper()
+		if err := f.Look(t.Context(), g.now); err != nil {
+			t.Fatal(err)
+		}
+		rec, err := leader(g.client, g.st).ReadGone(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rec.Index != last {
+			writes, last = writes+1, rec.Index
+		}
+	}
+	look()
+	for range 8 { // looks come every six seconds
+		g.now = g.now.Add(6 * time.Second)
+		look()
+	}
+	if writes != 5 { // the death, and then at every second look
+		t.Errorf("%d writes in nine looks", writes)
+	}
+	g.wants(true, "before its time")
+	for range 2 {
+		g.now = g.now.Add(6 * time.Second)
+		look()
+	}
+	g.wants(false, "after a minute")
+}
+
 // A node that has been gone for long enough goes with all that is left of it, but what operators said of it.
 func TestANodeIsForgotten(t *testing.T) {
 	t.Parallel()
