@@ -234,8 +234,10 @@ func (w *Work) beginInPlace(s Start, running *Record) error {
 	}
 	w.Record.Before = &before
 	upgrade := begins(&was, &s.New)
-	upgrade.Limit = min(upgrade.Limit, upgrade.Counted(w.Record.Groups))
-	w.Record.Stages = forecast(InPlaceStrategy, upgrade.Counted(w.Record.Groups), w.Record.Update)
+	changing := upgrade.Counted(w.Record.Groups)
+	upgrade.Limit = min(upgrade.Limit, changing)
+	w.Record.Update.shareOf(changing)
+	w.Record.Stages = forecast(InPlaceStrategy, changing, w.Record.Update)
 	m := newMember(&w.Record.Revisions[0], s.Old[0], s.Epoch)
 	next := field.Copy(s.New)
 	next.Generation, next.InPlace = was.Generation, &upgrade

@@ -53,17 +53,66 @@ func (w *world) stagesOf(t *testing.T, digest string) (proved []int) {
 // A stage in place is over when so many of the pods that change are available with what they change to. Those of a group that does not change
 // prove nothing (P6).
 func TestStagesInPlaceProveThePodsThatChange(t *testing.T) {
-	w := traced(t)
-	w.grouped(4, 4)
-	w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(1)}, "d1", spare("s2")))
-	if w.record.Stages != 4 {
-		t.Errorf("%d stages for 4 pods that change", w.record.Stages)
+	for name, c := range map[string]struct {
+		counts []int
+		step   *rollout.Amount
+		want   []int
+	}{
+		"one by one":            {[]int{4, 4}, amount(1), []int{1, 2, 3, 4}},
+		"by default":            {[]int{20, 4}, nil, []int{1, 2, 3, 4}},
+		"a share":               {[]int{20, 10}, &rollout.Amount{Percent: true, N: 30}, []int{3, 6, 9, 10}},
+		"all":                   {[]int{2, 3}, &rollout.Amount{Percent: true, N: 100}, []int{3}},
+		"more than that change": {[]int{20, 2}, amount(5), []int{2}},
+	} {
+		w := traced(t)
+		w.grouped(c.counts...)
+		w.must(t, w.deployInPlace(rollout.Knobs{Step: c.step, MaxUnavailable: amount(2)}, "d1", spare("s2")))
+		if w.record.Stages != len(c.want) {
+			t.Errorf("%s: %d stages foreseen, want %d", name, w.record.Stages, len(c.want))
+		}
+		if u := w.record.Update; u.Step != c.want[0] && u.Ratio > 0 {
+			t.Errorf("%s: stages of %d, want %d", name, u.Step, c.want[0])
+		}
+		if proved := w.stagesOf(t, "s2"); !slices.Equal(proved, c.want) {
+			t.Errorf("%s: stages ended with %v pods of the new manifest, want %v", name, proved, c.want)
+		}
+		if w.ended.Record.State != rollout.Done || w.running("d1") != c.counts[0] || w.running("s2") != c.counts[1] || w.rcs["r1"].InPlace != nil {
+			t.Error(name, w.counts())
+		}
 	}
-	if proved := w.stagesOf(t, "s2"); !slices.Equal(proved, []int{1, 2, 3, 4}) {
-		t.Errorf("stages ended with %v pods of the new manifest", proved)
-	}
-	if w.ended.Record.State != rollout.Done || w.running("d1") != 4 || w.rcs["r1"].InPlace != nil {
-		t.Error(w.counts())
+}
+
+// A share of a stage stays one of the pods that change when counts do, and on the way back.
+func TestAShareOfTheStagesInPlaceAfterRescale(t *testing.T) {
+	for _, back := range []bool{false, true} {
+		w := traced(t)
+		w.calm = true
+		w.grouped(20, 10)
+		w.must(t, w.deployInPlace(rollout.Knobs{Step: &rollout.Amount{Percent: true, N: 20}, MaxUnavailable: amount(3)}, "d1", spare("s2")))
+		for w.record.Stage < 2 {
+			w.round()
+		}
+		w.rescale(40, 20)
+		if w.record.Update.Step != 4 {
+			t.Errorf("stages of %d pods", w.record.Update.Step)
+		}
+		limit, most := w.rcs["r1"].InPlace.Limit, 0
+		if back {
+			for w.rcs["r1"].InPlace.Limit < 10 {
+				w.round()
+			}
+			limit = 20 - w.rcs["r1"].InPlace.Limit
+			w.ask(rollout.RollbackVerb)
+		}
+		for i := 0; w.record != nil && i < 500; i++ {
+			w.round()
+			if p := w.rcs["r1"].InPlace; p != nil {
+				most, limit = max(most, p.Limit-limit), p.Limit
+			}
+		}
+		if want := map[bool]int{false: 4, true: 8}[back]; w.record != nil || most != want {
+			t.Errorf("back %t: stages of up to %d pods, want %d; %s", back, most, want, w.counts())
+		}
 	}
 }
 

@@ -23,7 +23,7 @@ func (inPlace) Plan(w *Work) bool {
 	n := m.changing(w.Record.Groups)
 	target := n
 	if m.Ctrl.InPlace != nil {
-		target = min(n, m.Ctrl.InPlace.Limit+w.stageSize(nil))
+		target = min(n, m.Ctrl.InPlace.Limit+w.stageSize(n, nil))
 		target = m.atLeast(target)
 	}
 	percent := 100
@@ -66,12 +66,20 @@ func (inPlace) Rescale(w *Work) {
 	m, n := w.Upward(), w.Record.Total()
 	m.Ctrl.ReplicaGroups = m.Ctrl.WithCounts(inOrder(m.Ctrl.ReplicaGroups, w.Record.Groups))
 	m.final(n)
+	w.Record.Update.shareOf(m.changing(w.Record.Groups))
 	if m.Target != nil {
 		less := m.atLeast(min(*m.Target, m.changing(w.Record.Groups)))
 		m.Target = &less
 	}
 	if b := w.Record.Before; b != nil && (b.EachNode() || !m.Ctrl.EachNode()) { // else it has a count that somebody asked for
 		b.ReplicaGroups = b.WithCounts(fit(b.ReplicaGroups, w.Record.Groups, n))
+	}
+}
+
+// shareOf makes a step that is a share one of the n pods that change.
+func (u *Update) shareOf(n int) {
+	if u.Ratio > 0 {
+		u.Step = StageReplicas(n, 100, u.Ratio)
 	}
 }
 

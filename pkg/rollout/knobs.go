@@ -99,7 +99,7 @@ const (
 type Knobs struct {
 	Strategy        string          `json:"strategy,omitempty"`         // StrategyNames; default: availability, with order stop-first resourceutil
 	Order           string          `json:"order,omitempty"`            // start-first or stop-first
-	Step            *Amount         `json:"step,omitempty"`             // of a stage; default 10 %, at least 1
+	Step            *Amount         `json:"step,omitempty"`             // of a stage; default 10 %, at least 1; in place a share of the pods that change
 	MaxSurge        *Amount         `json:"max_surge,omitempty"`        // pods beyond the desired number; default: step, stop-first 0
 	MaxUnavailable  *Amount         `json:"max_unavailable,omitempty"`  // pods that the rollout may take before their successors are available; default 0, stop-first: step
 	MinAvailable    *int            `json:"min_available,omitempty"`    // default: the desired number less max_unavailable
@@ -136,7 +136,7 @@ type Hook struct {
 // Update is Knobs for one rollout, in replicas.
 type Update struct {
 	Ratio        int             `json:"ratio,omitempty"` // share of a stage in percent; 0: Step replicas
-	Step         int             `json:"step"`            // of a stage, at least 1
+	Step         int             `json:"step"`            // of a stage, at least 1; in place a share of those that change
 	Surge        int             `json:"surge"`
 	Unavailable  int             `json:"unavailable"`
 	Min          int             `json:"min"`           // available pods of the service that the rollout leaves

@@ -91,7 +91,7 @@ func (r rolling) planTo(w *Work, limit int) bool {
 	if has+w.staying()+old > w.Record.Max() { // more is asked for than there may be: what goes down would take the room of what goes up
 		has = up.placed()
 	}
-	grow := w.stageSize(downs)
+	grow := w.stageSize(n, downs)
 	if old == 0 {
 		grow = max(grow, u.First-has)
 	}
@@ -148,8 +148,8 @@ func (w *Work) makeRoom(downs []*Member, grow int, wanted bool) int {
 	return max(0, min(grow, serving-w.Record.Update.Min))
 }
 
-// stageSize returns how many pods a stage moves. The gauge is what the old revisions have together, with the percent that is theirs now.
-func (w *Work) stageSize(downs []*Member) int {
+// stageSize returns how many of n pods a stage moves. The gauge is what the old revisions have together, with the percent that is theirs now.
+func (w *Work) stageSize(n int, downs []*Member) int {
 	u := w.Record.Update
 	size := u.Step
 	if u.Ratio > 0 {
@@ -160,7 +160,7 @@ func (w *Work) stageSize(downs []*Member) int {
 				percent += *m.Percent
 			}
 		}
-		size = StageReplicas(w.Record.Total(), 100, u.Ratio)
+		size = StageReplicas(n, 100, u.Ratio)
 		if percent > 0 {
 			size = max(size, StageReplicas(replicas, percent, u.Ratio))
 		}
