@@ -110,7 +110,7 @@ type ReplicationControllerLocker interface {
 
 // LockReads is how the farm finds controllers without an owner.
 type LockReads interface {
-	SweepBells(ctx context.Context) (rcIDs []string, err error)
+	SweepBells(ctx context.Context) (rcIDs, asked []string, err error)
 	Locks(ctx context.Context) (store.LockState, error) // those that other farms hold
 	IsLocked(ctx context.Context, rcID string) (bool, error)
 	RCExists(ctx context.Context, rcID string) (bool, error)

@@ -1,8 +1,10 @@
 package farm_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
@@ -74,6 +76,29 @@ func TestASweepStopsWhatOnlyNodesWereToldOf(t *testing.T) {
 	}
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// A request whose bell a sweep took away before anybody had heard it is found by the next one.
+func TestARequestWithoutABellIsFound(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.stray(nil)
+	c.farm("f1")
+	c.apply("other", testManifest("other", 8081), replicas(1))
+	c.converged("other", 1)
+	id := pod.Identity{RCID: "web", Role: "main"}
+	r := store.Request{ID: store.NewID(), RCID: "web", Kind: store.SweepOrphan, Node: c.running("web")[id][0], Pod: id, By: "test", At: time.Now()}
+	value, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().Requests.Key("web", r.ID), value)}); err != nil {
+		t.Fatal(err)
+	}
+	c.nothingLeft("web")
+	if on := c.running("web"); len(on) != 0 {
+		t.Errorf("running: %v", on)
 	}
 }
 

@@ -27,7 +27,7 @@ func (f *Farm) sweepLoop(ctx context.Context) error {
 // What it finds is the leader's to act on, too.
 func (f *Farm) sweep(ctx context.Context) error {
 	mend := mender{f.core}
-	ids, err := f.cfg.Store.SweepBells(ctx)
+	ids, asked, err := f.cfg.Store.SweepBells(ctx)
 	if err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func (f *Farm) sweep(ctx context.Context) error {
 		f.log.WithError(err).Warn("cannot mend the reservation of a node")
 	}
 	f.resyncSome(time.Now())
-	for _, id := range ids {
+	for _, id := range slices.Concat(ids, asked) { // whoever asks rings, but a sweep may have taken the bell of what has no record
 		c, _ := f.roster.get(id)
 		switch {
 		case c == nil:

@@ -198,23 +198,36 @@ func (t *Owners) Locks(ctx context.Context) (LockState, error) {
 	return state, nil
 }
 
-// SweepBells makes the bells that are missing and removes those whose controller is gone (R4). It returns the ids of all
-// controllers.
-func (t *Owners) SweepBells(ctx context.Context) ([]string, error) {
-	ids, err := t.RCs.IDs(ctx)
-	if err != nil {
-		return nil, err
+// SweepBells makes the bells that are missing and removes those whose controller is gone (R4), unless something is asked about it. It returns the ids of all
+// controllers, and those without a record about which something is asked.
+func (t *Owners) SweepBells(ctx context.Context) (ids, asked []string, err error) {
+	if ids, err = t.RCs.IDs(ctx); err != nil {
+		return nil, nil, err
 	}
+	requests, _, err := t.Requests.List(ctx, consul.Default)
+	if err != nil {
+		return nil, nil, err
+	}
+	there := map[string]bool{}
+	for _, id := range ids {
+		there[id] = true
+	}
+	for i := range requests {
+		if id := requests[i].Value.RCID; !there[id] {
+			there[id], asked = true, append(asked, id)
+		}
+	}
+	keep := slices.Concat(ids, asked)
 	for shard := range Shards {
 		bells, err := t.c.List(ctx, t.keys.Bells.Shard(shard), consul.Default)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		if err := t.sweepShard(ctx, shard, bells, ids); err != nil {
-			return nil, err
+		if err := t.sweepShard(ctx, shard, bells, keep); err != nil {
+			return nil, nil, err
 		}
 	}
-	return ids, nil
+	return ids, asked, nil
 }
 
 func (t *Owners) sweepShard(ctx context.Context, shard int, bells []consul.Pair, ids []string) error {
