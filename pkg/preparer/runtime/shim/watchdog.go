@@ -124,14 +124,14 @@ type note struct {
 // readNote reads a note, a second time where it could not be read. It waits a second at most: a disk that hangs is one that cannot be read. What
 // an earlier look has asked for is waited for, and then asked anew.
 func (s *supervisor) readNote(ctx context.Context, path string) note {
-	ctx, cancel := context.WithTimeoutCause(ctx, noteTimeout, errDiskHangs)
+	soon, cancel := context.WithTimeoutCause(ctx, noteTimeout, errDiskHangs)
 	defer cancel()
 	for {
 		answer, earlier := s.reads[path]
 		if !earlier {
 			answer = make(chan note, 1)
 			s.reads[path] = answer
-			go func() { answer <- s.readFile(path) }() // for as long as the disk hangs
+			go func() { answer <- s.readFile(ctx, path) }() // for as long as the disk hangs
 		}
 		select {
 		case n := <-answer:
@@ -139,16 +139,16 @@ func (s *supervisor) readNote(ctx context.Context, path string) note {
 			if !earlier {
 				return n
 			}
-		case <-ctx.Done():
-			return note{err: fmt.Errorf("read %s: %w", path, context.Cause(ctx))}
+		case <-soon.Done():
+			return note{err: fmt.Errorf("read %s: %w", path, context.Cause(soon))}
 		}
 	}
 }
 
-func (s *supervisor) readFile(path string) (n note) {
+func (s *supervisor) readFile(ctx context.Context, path string) (n note) {
 	for again := range 2 {
-		if again == 1 {
-			time.Sleep(readNoteAgain)
+		if again == 1 && wait.Pause(ctx, readNoteAgain) != nil {
+			break
 		}
 		now, err := proc.At(s.boot)
 		if err == nil {
