@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -58,16 +59,60 @@ func (ps *reader) companionsOf(ctx context.Context, ids []string) (store.Marks, 
 	return ps.kit.reads.ReadCompanions(ctx, ps.id, ids, ps.mem.consistent)
 }
 
-// decide computes the plan. Where companions were not read, and make a difference, that is done first.
+// decide computes the plan. Where companions were not read, and make a difference, that is done first. So is what nodes were told about ordered
+// pods that have no placement and are to get one.
 func (ps *pass) decide(ctx context.Context) (reconcile.Plan, error) {
 	plan := reconcile.Compute(ps.snapshot)
-	if !ps.snapshot.CompanionsUnread || plan.Unaided {
-		return plan, nil
+	if ps.snapshot.CompanionsUnread && !plan.Unaided {
+		if err := ps.reader.readBeside(ctx); err != nil {
+			return plan, err
+		}
+		plan = reconcile.Compute(ps.snapshot)
 	}
-	if err := ps.reader.readBeside(ctx); err != nil {
-		return plan, err
+	return ps.settle(ctx, plan)
+}
+
+// settle reads what nodes were told about ordered pods that a plan gives a placement, and plans anew where there is anything.
+func (ps *pass) settle(ctx context.Context, plan reconcile.Plan) (reconcile.Plan, error) {
+	for asked := []pod.Identity(nil); ; {
+		ids := slices.DeleteFunc(ps.snapshot.Unsettled(&plan), func(id pod.Identity) bool { return slices.Contains(asked, id) })
+		if len(ids) == 0 {
+			return plan, nil
+		}
+		asked = append(asked, ids...)
+		switch told, err := ps.reader.readTold(ctx, ids); {
+		case err != nil:
+			return plan, err
+		case told:
+			plan = reconcile.Compute(ps.snapshot)
+		}
 	}
-	return reconcile.Compute(ps.snapshot), nil
+}
+
+// readTold reads what all nodes were told about some identities that have no placement, and reports whether there is anything. The owner alone
+// writes intents, so that none comes up before the plan lands.
+func (ps *reader) readTold(ctx context.Context, ids []pod.Identity) (told bool, err error) {
+	var w store.Wanted
+	for _, id := range ids {
+		for name := range ps.snapshot.Nodes {
+			w.Intents = append(w.Intents, store.At{Node: name, Identity: id})
+		}
+	}
+	if len(w.Intents) == 0 {
+		return false, nil
+	}
+	d, err := ps.kit.reads.ReadDetails(ctx, w, true)
+	if err != nil {
+		return false, err
+	}
+	for at, in := range d.Intents {
+		in.Identity = at.Identity
+		ps.snapshot.Tell(at.Node, &in)
+	}
+	if unread := joined(d.Corrupt); unread != nil {
+		ps.snapshot.Unsure = unread.Error()
+	}
+	return len(d.Intents)+len(d.Corrupt) > 0, nil
 }
 
 // readBeside reads companions after all, and then again what nodes report: that must not be older than their marks.

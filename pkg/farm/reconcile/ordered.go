@@ -177,11 +177,47 @@ func (c *scaling) placeNext(id pod.Identity, room *int) {
 		c.waiting = true
 	case slices.ContainsFunc(c.s.Orphans, func(o Orphan) bool { return o.Identity == id }):
 		return // it is adopted, or stopped, when that may be
+	case c.s.Unsure != "":
+		c.awaitsStop = append(c.awaitsStop, fmt.Sprintf("%s.%d is not placed: what its nodes were told cannot be read: %s. Remove that intent if it is no copy that lives", id.Role, id.Index, c.s.Unsure))
+	case c.s.aliveOn(where):
+		c.awaitsStop = append(c.awaitsStop, fmt.Sprintf("%s.%d is not placed: %s %s", id.Role, id.Index, where, why))
 	case where != "":
 		c.awaitsStop = append(c.awaitsStop, fmt.Sprintf("%s.%d is not placed: %s %s. Bring the node back or, if it is gone for good: rcctl node forget %s", id.Role, id.Index, where, why, where))
 	case c.allowed(1, *room) > 0:
 		c.placeOne(id, room)
 	}
+}
+
+// Unsettled returns the identities of ordered groups that have no placement and get one by a plan. Before that it must be known what nodes were told
+// about them: a placement can vanish, and what its intent says runs on (P4).
+func (s *Snapshot) Unsettled(plan *Plan) []pod.Identity {
+	var ids []pod.Identity
+	note := func(id pod.Identity) {
+		if s.ordered(id.Role) && s.find(id) == nil && !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	for _, id := range plan.Adds {
+		note(id)
+	}
+	for i := range plan.Changes {
+		note(plan.Changes[i].Identity)
+	}
+	return ids
+}
+
+// Tell adds what a node was told about an identity that has no placement: it is taken over as if the node had said that it runs it.
+func (s *Snapshot) Tell(name string, in *pod.Intent) {
+	if slices.ContainsFunc(s.Orphans, func(o Orphan) bool { return o.Node == name && o.Identity == in.Identity }) {
+		return
+	}
+	o := Orphan{Node: name, Orphan: pod.Orphan{Identity: in.Identity, PodID: in.PodID, Digest: in.Digest, Revision: in.Revision, Ports: in.Ports, Reason: pod.ReasonOrphaned}}
+	if m := s.ManifestOf(in.Digest); m != nil {
+		res := m.Resources()
+		o.CPU, o.Memory = res.CPU, res.Memory
+	}
+	o.toldStop = in.State == pod.Stopped
+	s.Orphans = append(slices.Clone(s.Orphans), o)
 }
 
 // mayLive returns a node that may run an identity which has no placement, and why, "" for none: one that said so last, and one that has not said
@@ -198,10 +234,12 @@ func (c *scaling) mayLive(id pod.Identity) (where, why string) {
 			why = "may run it, and has not said what it runs since the records are what they are"
 		}
 		switch {
-		case v.Alive && listed != nil:
-			return name, why
-		case v.Alive, listed == nil && (v.Spoke(c.s.Epoch) || c.s.Newer):
+		case listed == nil && (v.Spoke(c.s.Epoch) || c.s.Newer):
 			continue
+		case v.Alive && listed == nil:
+			return name, "is back and has not said yet what it runs"
+		case v.Alive:
+			return name, why
 		}
 		at, untold := c.s.stopsItself(name, c.s.silentSince(v), manifests)
 		left := at.Sub(c.s.Now)
@@ -262,10 +300,14 @@ func (c adoption) adoptOrdered(o *Orphan, p *Pod) {
 	switch {
 	case c.s.Hold != "":
 		c.waiting = true // another copy may be on a node that has not spoken yet (R1)
-	case p == nil && rival == nil:
+	case p == nil && c.s.Unsure != "":
+		c.awaitsStop = append(c.awaitsStop, fmt.Sprintf("%s.%d is not adopted: what its nodes were told cannot be read: %s", o.Role, o.Index, c.s.Unsure))
+	case p == nil && rival == nil && !o.toldStop:
 		c.adoptAs(o, &Pod{Placement: pod.Placement{Identity: o.Identity}}, "runs without a placement")
+	case p == nil && rival == nil:
+		c.stopWithout(o, "was told to stop and has no placement")
 	case p == nil:
-		c.stopRival(rival)
+		c.stopWithout(rival, "runs besides another copy with a higher revision")
 	case p.Node == o.Node && o.Revision <= p.Revision:
 		if rival != nil {
 			c.stopDuplicate(rival, p)
@@ -295,12 +337,12 @@ func (c adoption) rival(o *Orphan) *Orphan {
 	return lowest
 }
 
-// stopRival stops a copy of a pod that has no placement: it gets one, to be confirmed there.
-func (c adoption) stopRival(o *Orphan) {
+// stopWithout stops a copy of a pod that has no placement: it gets one, to be confirmed there.
+func (c adoption) stopWithout(o *Orphan, reason string) {
 	if !c.mayStop() {
 		return
 	}
-	c.adoptAs(o, &Pod{Placement: pod.Placement{Identity: o.Identity}}, "runs besides another copy with a higher revision")
+	c.adoptAs(o, &Pod{Placement: pod.Placement{Identity: o.Identity}}, reason)
 	ch := &c.plan.Changes[len(c.plan.Changes)-1]
 	now := c.s.Now
 	ch.Action, ch.NeedsBreaker = StopDuplicate, true

@@ -182,7 +182,7 @@ func (w *orderedWorld) alone(t rapid.TB) {
 func (w *orderedWorld) step(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms")) * time.Millisecond)
 	w.list()
-	switch rapid.SampledFrom([]string{"scale", "manifest", "pass", "pass", "pass", "pass", "obey", "obey", "obey", "die", "die", "return", "drain", "undrain", "forget", "second", "sick", "well", "later", "new epoch", "blink"}).Draw(t, "step") {
+	switch rapid.SampledFrom([]string{"scale", "manifest", "pass", "pass", "pass", "pass", "obey", "obey", "obey", "die", "die", "return", "speak", "drain", "undrain", "forget", "second", "sick", "well", "later", "new epoch", "blink"}).Draw(t, "step") {
 	case "scale":
 		n := rapid.IntRange(0, 5).Draw(t, "replicas")
 		w.rc.ReplicaGroups = []rc.ReplicaGroup{{Role: "main", Count: &n, Ordered: true}}
@@ -213,8 +213,14 @@ func (w *orderedWorld) step(t *rapid.T) {
 		}
 	case "return":
 		v := w.anyNode(t)
-		v.Alive, v.MachineLost, v.FreeIndex, v.Epoch = true, false, 0, w.epoch()
-		delete(w.diedAt, v.Name)
+		if !v.Alive {
+			v.Alive, v.MachineLost, v.FreeIndex, v.Epoch = true, false, 0, "not yet"
+			delete(w.diedAt, v.Name)
+		}
+	case "speak":
+		if v := w.anyNode(t); v.Alive {
+			v.Epoch = w.epoch()
+		}
 	case "blink":
 		w.now = w.now.Add(time.Duration(rapid.IntRange(0, 45).Draw(t, "seconds")) * time.Second)
 		w.fallSilent()
@@ -257,8 +263,8 @@ func (w *orderedWorld) step(t *rapid.T) {
 // list lets the nodes that live say what they run without an intent.
 func (w *orderedWorld) list() {
 	for name, old := range w.nodes {
-		if !old.Alive {
-			continue
+		if !old.Alive || old.Epoch != w.epoch() {
+			continue // it says nothing, or has not said anything yet
 		}
 		v := *old
 		v.Orphans, w.nodes[name] = nil, &v
@@ -284,7 +290,7 @@ func (w *orderedWorld) newEpoch() {
 	clear(w.reality)
 	w.since = w.now
 	for name, old := range w.nodes {
-		if v := *old; v.Alive {
+		if v := *old; v.Alive && v.Epoch != "not yet" {
 			v.Epoch, w.nodes[name] = w.epoch(), &v
 		}
 	}

@@ -130,6 +130,15 @@ func TestAnIndexWaitsForSilentNodes(t *testing.T) {
 			s.Manifest.Disconnect = &manifest.Disconnect{StopAfter: length(time.Second)}
 			v.Epoch, v.Orphans = s.Epoch, []pod.Orphan{{Identity: pod.Identity{RCID: "rc", Role: "main", Index: 2}, Digest: s.RC.ManifestDigest}}
 		}, 1},
+		"it is back and has not spoken": {func(_ *reconcile.Snapshot, v *node.View) {
+			v.Alive, v.MachineLost, v.Epoch, v.FreeIndex = true, false, "", 0
+		}, 0},
+		"it is back, and the controller is younger": {func(s *reconcile.Snapshot, v *node.View) {
+			v.Alive, v.MachineLost, v.Epoch, v.FreeIndex, s.Newer = true, false, "", 0, true
+		}, 1},
+		"it is back and has spoken": {func(s *reconcile.Snapshot, v *node.View) {
+			v.Alive, v.MachineLost, v.Epoch, v.FreeIndex = true, false, s.Epoch, 0
+		}, 1},
 		"its pages are not read": {func(s *reconcile.Snapshot, v *node.View) { v.Epoch, v.OrphansUnread = s.Epoch, true }, 0},
 		"it has stopped by now": {func(s *reconcile.Snapshot, _ *node.View) {
 			s.Manifest.Disconnect = &manifest.Disconnect{StopAfter: length(time.Second)}
@@ -149,7 +158,10 @@ func TestAnIndexWaitsForSilentNodes(t *testing.T) {
 	} {
 		s := orderedRow(2, 3)
 		m := *s.Manifest
-		s.Manifest, s.EpochSince = &m, s.Now.Add(-time.Hour)
+		s.Manifest, s.Epoch, s.EpochSince = &m, "now", s.Now.Add(-time.Hour)
+		for _, v := range s.Nodes {
+			v.Epoch = s.Epoch
+		}
 		silent := &node.View{Node: node.Node{Name: "silent", Epoch: "another", EnforcesStopAfter: true}, MachineLost: true, LostSeen: s.EpochSince, FreeIndex: 9}
 		s.Nodes["silent"] = silent
 		c.change(s, silent)

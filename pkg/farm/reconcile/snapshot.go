@@ -36,6 +36,8 @@ type Snapshot struct {
 	Slack      time.Duration
 	// Newer: the controller was made in this epoch, so that no node that has been silent since can run its pods.
 	Newer bool
+	// Unsure is what cannot be read of what nodes were told about ordered pods without a placement, "" for nothing: such pods get none.
+	Unsure string
 	// Stopped are the highest revisions at which nodes are known to have stopped replicas that have no placement. A clock that
 	// was ahead leaves ones that are above the present time, and nodes refuse what is not higher (R3).
 	Stopped  map[pod.Identity]int64
@@ -92,10 +94,11 @@ type Pod struct {
 	Claims map[string]*node.Claim
 }
 
-// Orphan is a pod that a living node runs without a matching intent.
+// Orphan is a pod that a living node runs without a matching intent, or one that a node was told about and that has no placement; see Tell.
 type Orphan struct {
 	Node string
 	pod.Orphan
+	toldStop bool
 }
 
 // arrived reports whether the pod is available where it is placed: what the node reports is about the digest that the
