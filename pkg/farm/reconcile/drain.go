@@ -97,6 +97,9 @@ func (c *drains) transfer() {
 	if !c.mayAdd() {
 		return
 	}
+	if leaving = slices.DeleteFunc(leaving, c.waitsForSiblings); len(leaving) == 0 {
+		return
+	}
 	// Those that were tried in vain come last: what ails them may spare the others.
 	p := slices.MinFunc(leaving, func(a, b *Pod) int {
 		return cmp.Or(cmp.Compare(len(c.s.RC.Avoided(&a.Placement, c.s.Now)), len(c.s.RC.Avoided(&b.Placement, c.s.Now))), boolFirst(!c.s.available(a), !c.s.available(b)), a.Identity.Compare(b.Identity))

@@ -272,9 +272,18 @@ func (c *drains) leaveFirst(p *Pod, counting int) {
 	case c.s.counting(p) && counting-1 < c.limits.least:
 		c.block(fmt.Sprintf("%s.%d must leave %s and stops first, because its group is ordered, but %d available replicas and a minimum of %d leave no room",
 			p.Role, p.Identity.Index, p.Node, counting, c.limits.least))
-	case !c.s.available(p) || c.s.whole(p.Role):
+	default:
 		c.stop(p, "it must leave "+p.Node+", and stops first because its group is ordered", true)
 	}
+}
+
+// waitsForSiblings reports, and says, whether an available ordered pod stays for now because another of its group is not available.
+func (c *drains) waitsForSiblings(p *Pod) bool {
+	waits := c.s.ordered(p.Role) && c.s.available(p) && !c.s.whole(p.Role)
+	if waits {
+		c.block(fmt.Sprintf("%s.%d must leave %s, and waits until all of its ordered group are available", p.Role, p.Identity.Index, p.Node))
+	}
+	return waits
 }
 
 // elsewhere reports whether a node says that it runs a copy of a pod that is placed on another.

@@ -170,3 +170,24 @@ func TestAnIndexWaitsForSilentNodes(t *testing.T) {
 		}
 	}
 }
+
+// An available pod stays on its drained node while a sibling is not available. The status says so.
+func TestADrainWaitsForOrderedSiblings(t *testing.T) {
+	t.Parallel()
+	s := orderedRow(2, 3)
+	s.Epoch, s.EpochSince = "now", s.Now.Add(-time.Hour)
+	for _, v := range s.Nodes {
+		v.Epoch = s.Epoch
+	}
+	s.Nodes["silent"] = &node.View{Node: node.Node{Name: "silent", Epoch: "another"}, MachineLost: true, LostSeen: s.Now, FreeIndex: 9}
+	drained := *s.Nodes[s.Pods[0].Node]
+	drained.Ops.Drain = &node.Drain{Since: s.Now.Add(-time.Hour)}
+	s.Nodes[drained.Name] = &drained
+	plan := reconcile.Compute(s)
+	says := slices.ContainsFunc(plan.Status.Conditions, func(c rc.Condition) bool {
+		return c.True && strings.Contains(c.Reason, "main.0 must leave "+drained.Name)
+	})
+	if len(plan.Changes) > 0 || !says {
+		t.Errorf("%+v, %+v", plan.Changes, plan.Status.Conditions)
+	}
+}
