@@ -40,18 +40,19 @@ func recordTypes(t *testing.T) []reflect.Type {
 }
 
 // fieldsOf lists the fields of records by type and name in JSON, each with its feature; a kind of record that has one has it for all of its own.
+// A type that records without a feature hold is as old as they are, whatever else holds it.
 func fieldsOf(types []reflect.Type) map[string]string {
-	fields, seen := map[string]string{}, map[reflect.Type]bool{}
+	fields, seen := map[string]string{}, map[reflect.Type]string{}
 	var visit func(typ reflect.Type, of string)
 	visit = func(typ reflect.Type, of string) {
 		switch typ.Kind() {
 		case reflect.Pointer, reflect.Slice, reflect.Map:
 			visit(typ.Elem(), of)
 		case reflect.Struct:
-			if seen[typ] || typ == reflect.TypeFor[time.Time]() {
+			if was, before := seen[typ]; before && (was == "" || of != "") || typ == reflect.TypeFor[time.Time]() {
 				return
 			}
-			seen[typ] = true
+			seen[typ] = of
 			if blank, ok := typ.FieldByName("_"); ok && blank.Tag.Get(feature.Tag) != "" {
 				of = blank.Tag.Get(feature.Tag)
 			}
@@ -129,7 +130,12 @@ func TestFieldsOf(t *testing.T) {
 		_ struct{} `feature:"kind"`
 		C string   `json:"c,omitempty"`
 	}
+	type shared struct {
+		E string `json:"e"`
+	}
 	type outer struct {
+		Newer *shared             `json:"newer" feature:"newer"`
+		Older shared              `json:"older"`
 		Map   map[string][]*inner `json:"map"`
 		Kind  kind                `json:"kind"`
 		Left  string              `json:"-"`
@@ -139,7 +145,7 @@ func TestFieldsOf(t *testing.T) {
 	}
 	got := fieldsOf([]reflect.Type{reflect.TypeFor[outer]()})
 	want := map[string]string{
-		"store.outer.map": "", "store.outer.kind": "", "store.outer.whole": "whole", "store.inner.a": "", "store.inner.b": "b", "store.kind.c": "kind",
+		"store.outer.newer": "newer", "store.outer.older": "", "store.shared.e": "", "store.outer.map": "", "store.outer.kind": "", "store.outer.whole": "whole", "store.inner.a": "", "store.inner.b": "b", "store.kind.c": "kind",
 		`struct { D string "json:\"d\"" }.d`: "whole",
 	}
 	if !reflect.DeepEqual(got, want) {
