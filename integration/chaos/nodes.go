@@ -13,7 +13,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/integration/checker"
 	"github.com/rcfarm/rcfarm/integration/simnode"
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -102,8 +101,7 @@ func newSimulated(c *chaos, m *machine, n int, keys *store.Keys) (*simulated, er
 			Credentials: c.credentials, Dir: filepath.Join(c.cfg.dir, "told"), Addr: m.ip() + ":0", Every: toldEvery, Open: m.inside, OnTaken: c.report.told,
 		}
 	}
-	s.Record.EnforcesStopAfter, s.Record.TTL = true, field.Duration(c.cfg.ttl)
-	s.Takes, s.StopsAfter = c.takes, c.stopsAfter
+	s.Takes = c.takes
 	name := s.Record.Name
 	s.React = func(in pod.Intent) pod.Reality {
 		<-time.After(rand.N(reactLimit)) // it takes time to start a pod
@@ -163,13 +161,6 @@ func (c *chaos) takes(digest string) manifest.Resources {
 	r, _ := c.resources.Load(digest)
 	takes, _ := r.(manifest.Resources)
 	return takes
-}
-
-// stopsAfter returns for how long pods with a manifest run on without contact.
-func (c *chaos) stopsAfter(digest string) (time.Duration, bool) {
-	m, _ := c.stopping.Load(digest)
-	stops, _ := m.(time.Duration)
-	return stops, stops > 0
 }
 
 // neverRuns reports whether pods with a manifest fail for ever.

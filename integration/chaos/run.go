@@ -42,7 +42,6 @@ type chaos struct {
 	lost    error        // why the records are not back that a wipe deleted
 
 	resources sync.Map // manifest.Resources of pods, by the digest of their manifest
-	stopping  sync.Map // for how long pods run on without contact, likewise
 	gateURL   string   // of the webhooks of rollouts
 	broken    sync.Map // true by the digest of manifests whose pods never run
 

@@ -162,9 +162,6 @@ func (w *workload) change(ctx context.Context, st *store.Store, rec store.Rec[rc
 			return err
 		}
 		w.c.resources.Store(manifest.Digest(canonical), m.Launchables[0].Resources)
-		if after, stops := m.StopsItself(); stops {
-			w.c.stopping.Store(manifest.Digest(canonical), after)
-		}
 	}
 	return writeRC(ctx, st, rec, m, what, rng.IntN(4) > 0)
 }
@@ -226,12 +223,6 @@ const eachSlot = 3
 // isLarge reports whether the controllers in a slot have many pods. They have no ports, which are few.
 func isLarge(slot int) bool { return slot%4 == 3 && slot > 3 }
 
-// isOrdered reports whether the controllers in a slot have an ordered group. The pods of every other one stop by themselves.
-func isOrdered(slot int) bool { return slot%7 == 2 }
-
-// stopAfter is for how long pods of ordered groups run on without contact, where they do not for ever.
-const stopAfter = field.Duration(2 * time.Second)
-
 // most returns how many replicas a controller in a slot may have.
 func (c *chaos) most(slot int) int {
 	if isLarge(slot) {
@@ -243,7 +234,7 @@ func (c *chaos) most(slot int) int {
 // groups shares replicas between roles. Every third slot has two.
 func groups(slot, n int) []rc.ReplicaGroup {
 	if slot%3 != 1 {
-		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n, Ordered: isOrdered(slot)}}
+		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}}
 	}
 	side := n / 2
 	n -= side
@@ -308,7 +299,7 @@ func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 	case slot == eachSlot:
 		takes = manifest.Resources{}
 	}
-	m := &manifest.Manifest{
+	return &manifest.Manifest{
 		Version: manifest.Version, ID: name, MinReady: new(field.Duration),
 		Launchables: []manifest.Launchable{{
 			Name: "main", Resources: takes,
@@ -316,12 +307,6 @@ func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 		}},
 		Ports: ports,
 	}
-	if isOrdered(slot) && slot < slotCount/2 {
-		m.Disconnect = &manifest.Disconnect{StopAfter: new(stopAfter)}
-		m.Launchables[0].Artifact = manifest.Artifact{Kind: manifest.ArtifactExec, Path: fmt.Sprintf("/nowhere/%d", rng.Uint64())} // has no bin/disable to wait for
-		m.Launchables[0].StopGrace = new(field.Duration(time.Second))
-	}
-	return m
 }
 
 // writeRC sends one change of a controller. That another operator was first is no error.

@@ -29,8 +29,6 @@ type Node struct {
 	React func(pod.Intent) pod.Reality
 	// Takes says what a pod with a manifest takes of its node, which real preparers know from the manifest; nil: nothing.
 	Takes func(digest string) manifest.Resources
-	// StopsAfter says for how long a pod with a manifest runs on without contact, as disconnect.stop_after has it; false or nil: for ever.
-	StopsAfter func(digest string) (time.Duration, bool)
 	// Told has farms tell the node of its intents, in place of a standing query; nil: it watches.
 	Told *Told
 
@@ -39,7 +37,6 @@ type Node struct {
 	done    map[pod.Identity]pod.Reality // what came of it
 	journal *Journal
 	amended chan struct{} // something in done changed by itself
-	silent  time.Time     // since when there is no session; the zero value before the first
 	// newest is the newest epoch ever seen, wentBackAt the newest when the store was last seen to go back in time.
 	newest, wentBackAt string
 }
@@ -87,39 +84,9 @@ func (n *Node) sessions(ctx context.Context, d *door) error {
 		Kind: "preparer", Name: n.Record.Name, TTL: n.TTL, Meta: n.Store.PreparerMeta(n.Record.Name), Journal: n.journal,
 	}
 	return n.Client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
-		n.stopSilent(time.Now())
-		defer n.fallSilent()
 		session := &session{node: n, door: d, out: n.Store.NodeSession(s, n.Record.Name), index: map[pod.Identity]uint64{}, written: map[pod.Identity]pod.Reality{}}
 		return session.run(ctx)
 	})
-}
-
-// fallSilent notes that contact has ended.
-func (n *Node) fallSilent() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.silent = time.Now()
-}
-
-// stopSilent stops the pods that ran without contact for too long before now, as supervisors do at that time: nobody can tell before contact is
-// back. Each starts again once its intent was read and says so.
-func (n *Node) stopSilent(now time.Time) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.StopsAfter == nil || n.silent.IsZero() {
-		return
-	}
-	for id, in := range n.runs {
-		after, stops := n.StopsAfter(in.Digest)
-		if in.State != pod.Running || !stops || now.Sub(n.silent) < after {
-			continue
-		}
-		in.State, in.Revision = pod.Stopped, in.Revision-1
-		n.runs[id] = in
-		r := n.done[id]
-		r.State, r.Available = pod.StatePending, false
-		n.done[id] = r
-	}
 }
 
 // Die ends all that runs, as where the machine loses its power and its disk. It is for between Run and Run.
