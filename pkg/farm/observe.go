@@ -32,15 +32,16 @@ func (f *Farm) Members() []string { return f.members() }
 // MemberRecords returns the living farms, as last seen.
 func (f *Farm) MemberRecords() []store.Member { return f.cache.members() }
 
-// Nodes returns all nodes as last seen, which nobody may change, and whether every one that lives has said what it runs in this world.
-func (f *Farm) Nodes() (nodes map[string]*node.View, synced bool) {
+// Nodes returns all nodes as last seen, which nobody may change, the cluster's epoch, and whether every node that lives has said what it runs in it.
+func (f *Farm) Nodes() (nodes map[string]*node.View, epoch string, synced bool) {
+	epoch = f.cache.now().schema.Value.Epoch
 	nodes, _ = f.cache.nodesAt()
-	return nodes, f.kit.nodeSync.synced(f.cache.now().schema.Value.Epoch)
+	return nodes, epoch, f.kit.nodeSync.synced(epoch)
 }
 
 // Synced reports whether the farm has seen all nodes, and every one that lives has said what it runs in this world.
 func (f *Farm) Synced() bool {
-	_, synced := f.Nodes()
+	_, _, synced := f.Nodes()
 	return synced && f.Ready() == nil
 }
 

@@ -19,7 +19,7 @@ const (
 	KeptByPods    Reason = "pods"    // pods are placed there, or have left it without a confirmed stop
 	KeptByClaims  Reason = "claims"  // something is reserved there
 	KeptByRecords Reason = "records" // intents, or reports of pods that have not stopped, are left; or something cannot be read
-	KeptByOrphans Reason = "orphans" // it ran pods without an intent when it was heard last
+	KeptByOrphans Reason = "orphans" // it ran pods without an intent when it was heard last, or has not said what it runs since the records are what they are
 	KeptByFleet   Reason = "fleet"   // most nodes are gone, or not all of those that live have said what they run
 	KeptByPace    Reason = "pace"    // others go first
 )
@@ -84,8 +84,9 @@ func (f *Fleet) Sound() bool {
 // Quota is how many nodes may be forgotten in one look: one of a hundred, and one at least.
 func (f *Fleet) Quota() int { return max(1, len(f.Nodes)/100) }
 
-// keeps returns why the records of a node stay, "" if they may go as far as the store knows.
-func keeps(v *node.View, left store.LeftOn) Reason {
+// keeps returns why the records of a node stay, "" if they may go as far as the store knows. Of one that has not spoken under the epoch the store may be
+// too old to know.
+func keeps(v *node.View, left store.LeftOn, epoch string) Reason {
 	switch {
 	case left.Copies > 0:
 		return KeptByPods
@@ -93,7 +94,7 @@ func keeps(v *node.View, left store.LeftOn) Reason {
 		return KeptByClaims
 	case left.Unreadable != nil || left.Intents+left.Reports > 0:
 		return KeptByRecords
-	case v.OrphansUnread || len(v.Orphans)+v.OrphansLeftOut > 0:
+	case !v.Spoke(epoch) || len(v.Orphans)+v.OrphansLeftOut > 0:
 		return KeptByOrphans
 	default:
 		return ""

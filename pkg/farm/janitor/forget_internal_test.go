@@ -157,19 +157,27 @@ func TestWhatKeepsANode(t *testing.T) {
 		left store.LeftOn
 		want Reason
 	}{
-		"nothing":               {},
-		"a reservation":         {left: store.LeftOn{Reservation: 5}},
-		"a pod":                 {left: store.LeftOn{Copies: 1, Claims: 1, Intents: 1}, want: KeptByPods},
-		"a claim":               {left: store.LeftOn{Claims: 1}, want: KeptByClaims},
-		"an intent":             {left: store.LeftOn{Intents: 1}, want: KeptByRecords},
-		"a report":              {left: store.LeftOn{Reports: 1}, want: KeptByRecords},
-		"garbage":               {left: store.LeftOn{Unreadable: errors.New("garbage")}, want: KeptByRecords},
-		"an orphan":             {view: node.View{Node: node.Node{Orphans: []pod.Orphan{{}}}}, want: KeptByOrphans},
-		"orphans left out":      {view: node.View{Node: node.Node{OrphansLeftOut: 1}}, want: KeptByOrphans},
-		"orphans not read":      {view: node.View{OrphansUnread: true}, want: KeptByOrphans},
-		"a drain keeps nothing": {view: node.View{Ops: node.Ops{Drain: &node.Drain{}}}},
+		"nothing":                                {},
+		"a reservation":                          {left: store.LeftOn{Reservation: 5}},
+		"a pod":                                  {left: store.LeftOn{Copies: 1, Claims: 1, Intents: 1}, want: KeptByPods},
+		"a claim":                                {left: store.LeftOn{Claims: 1}, want: KeptByClaims},
+		"an intent":                              {left: store.LeftOn{Intents: 1}, want: KeptByRecords},
+		"a report":                               {left: store.LeftOn{Reports: 1}, want: KeptByRecords},
+		"garbage":                                {left: store.LeftOn{Unreadable: errors.New("garbage")}, want: KeptByRecords},
+		"an orphan":                              {view: node.View{Node: node.Node{Orphans: []pod.Orphan{{}}}}, want: KeptByOrphans},
+		"orphans left out":                       {view: node.View{Node: node.Node{OrphansLeftOut: 1}}, want: KeptByOrphans},
+		"orphans not read":                       {view: node.View{OrphansUnread: true}, want: KeptByOrphans},
+		"a drain keeps nothing":                  {view: node.View{Ops: node.Ops{Drain: &node.Drain{}}}},
+		"silent since the records were restored": {view: node.View{Node: node.Node{Epoch: "another"}}, want: KeptByOrphans},
+		"it never spoke":                         {view: node.View{Node: node.Node{Epoch: "none"}}, want: KeptByOrphans},
 	} {
-		if got := keeps(&tt.view, tt.left); got != tt.want {
+		switch tt.view.Epoch {
+		case "":
+			tt.view.Epoch = "now"
+		case "none":
+			tt.view.Epoch = ""
+		}
+		if got := keeps(&tt.view, tt.left, "now"); got != tt.want {
 			t.Errorf("%s: %q, want %q", name, got, tt.want)
 		}
 	}

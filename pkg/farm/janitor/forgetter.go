@@ -28,8 +28,8 @@ type Graves interface {
 type ForgetConfig struct {
 	Farm   string // id
 	Graves Graves
-	// Nodes returns all nodes, and whether every one that lives has said what it runs.
-	Nodes   func() (nodes map[string]*node.View, synced bool)
+	// Nodes returns all nodes, the cluster's epoch, and whether every node that lives has said what it runs.
+	Nodes   func() (nodes map[string]*node.View, epoch string, synced bool)
 	Ready   func() error  // nil: all nodes were seen; before that nothing is known to be gone
 	After   time.Duration // for which a node must have been gone; zero: none is forgotten
 	Log     obs.Logger
@@ -118,7 +118,7 @@ func (f *Forgetter) Look(ctx context.Context, now time.Time) error {
 	if f.cfg.Ready() != nil {
 		return nil // without its nodes, what was noted of them would seem to be over
 	}
-	nodes, synced := f.cfg.Nodes()
+	nodes, epoch, synced := f.cfg.Nodes()
 	fleet := Fleet{Nodes: nodes, Synced: synced, Now: now.UTC().Truncate(time.Millisecond), Passed: passed}
 	rec, err := f.cfg.Graves.ReadGone(ctx)
 	if err != nil {
@@ -150,7 +150,7 @@ func (f *Forgetter) Look(ctx context.Context, now time.Time) error {
 	}
 	quota := fleet.Quota()
 	for _, name := range due {
-		why := keeps(nodes[name], left[name])
+		why := keeps(nodes[name], left[name], epoch)
 		if why == "" && quota == 0 {
 			why = KeptByPace
 		}

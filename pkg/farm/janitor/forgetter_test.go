@@ -99,7 +99,7 @@ func (g *graveyard) tryLook(long time.Duration) error {
 func (g *graveyard) elected() *janitor.Forgetter {
 	return janitor.NewForgetter(janitor.ForgetConfig{
 		Farm: "f", Graves: g.graves, After: time.Hour, Log: quiet(g.t), Metrics: janitor.NewMetrics(prometheus.NewRegistry()),
-		Nodes: func() (map[string]*node.View, bool) { return g.views, g.synced }, Ready: g.ready,
+		Nodes: func() (map[string]*node.View, string, bool) { return g.views, "", g.synced }, Ready: g.ready,
 	})
 }
 
@@ -126,7 +126,7 @@ func TestTheTimeOfAGoneNodeIsWrittenNowAndThen(t *testing.T) {
 	g := bury(t)
 	f := janitor.NewForgetter(janitor.ForgetConfig{
 		Farm: "f", Graves: g.graves, After: time.Minute, Log: quiet(g.t), Metrics: janitor.NewMetrics(prometheus.NewRegistry()),
-		Nodes: func() (map[string]*node.View, bool) { return g.views, g.synced }, Ready: g.ready,
+		Nodes: func() (map[string]*node.View, string, bool) { return g.views, "", g.synced }, Ready: g.ready,
 	})
 	writes, last := 0, uint64(0)
 	look := func() {
