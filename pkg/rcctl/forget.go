@@ -164,7 +164,7 @@ func waitForgotten(ctx context.Context, std *stdio, s *conn, target copyOf, requ
 func forgetNodeCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "forget", Usage: "declare that a machine is gone for good, with all that it had",
-		UsageText: "rcctl node forget NODE [--dry-run] [--force] [--timeout TIME]",
+		UsageText: "rcctl node forget NODE [--dry-run] [--force] [--i-am-sure] [--timeout TIME]",
 		Description: `Nothing can confirm that pods stopped whose machine is gone. This says in the machine's place that all of them
 stopped, as rcctl pod forget does for one: their owners give up what they have there, and are waited for; then the
 node's own records go. Be sure: if the machine is only cut off, its pods may still run, and second copies beside them.
@@ -173,12 +173,15 @@ Refused while the node's preparer lives. While its Consul agent lives, or nobody
 machine is most likely well, and only its preparer is away. If the preparer comes back before all is carried out, the
 rest is void. Given again it goes on where it was.
 
+Where pods of ordered groups may run there it names them and needs --i-am-sure: their indices are placed again at once.
+
 Examples:
   rcctl node forget node-17 --dry-run
   rcctl node forget node-17`,
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "dry-run", Usage: "only say what would be forgotten"},
 			&cli.BoolFlag{Name: "force", Usage: "although the machine's Consul agent lives, or nobody can tell"},
+			&cli.BoolFlag{Name: "i-am-sure", Usage: "the pods of ordered groups have stopped: nothing of them runs on that machine, and nothing will"},
 			timeoutFlag("`TIME` after which it waits no longer for the owners (exit code 5)"),
 		},
 		Action: onConn(nodeName.only, runForgetNode),
@@ -192,6 +195,8 @@ type deadNode struct {
 	agent   string // why its Consul agent may live; empty: it does not
 	copies  []copyOf
 	orphans int
+	silent  bool   // it has not said what it runs since the records are what they are
+	ordered string // pods of ordered groups that may run there; empty: none
 }
 
 func runForgetNode(c *cli.Context, std *stdio, s *conn, name string) error {
@@ -214,10 +219,16 @@ func runForgetNode(c *cli.Context, std *stdio, s *conn, name string) error {
 		if dead.agent != "" {
 			fmt.Fprintf(std.err, "rcctl: node %s: %s: it takes --force\n", name, dead.agent)
 		}
+		if dead.ordered != "" {
+			fmt.Fprintf(std.err, "rcctl: node %s: pods of ordered groups may run there: %s; it takes --i-am-sure\n", name, dead.ordered)
+		}
 		return nil
 	}
 	if dead.agent != "" && !c.Bool("force") {
 		return refusedf("node %s: %s; is the machine gone? Then add --force; nothing was written", name, dead.agent)
+	}
+	if dead.ordered != "" && !c.Bool("i-am-sure") {
+		return refusedf("node %s: pods of ordered groups may run there: %s; their indices are placed again once they are forgotten: if they run still, or again when that machine is back, there are two; if they do not: add --i-am-sure; nothing was written", name, dead.ordered)
 	}
 	open, err := askForgets(c.Context, s, dead)
 	if err != nil {
@@ -241,21 +252,35 @@ func findDead(ctx context.Context, s *conn, name string) (deadNode, error) {
 	if d.copies, err = copiesOn(ctx, s, name); err != nil {
 		return d, err
 	}
+	if err = d.read(ctx, s); err != nil {
+		return d, err
+	}
+	d.ordered, err = orderedOn(ctx, s, d)
+	return d, err
+}
+
+// read reads the record of a node that nobody holds.
+func (d *deadNode) read(ctx context.Context, s *conn) error {
+	name := d.name
 	rec, err := s.Nodes.Get(ctx, store.Consistent, name)
 	switch {
 	case errors.Is(err, store.ErrNotFound) && len(d.copies) == 0:
 		_, opsErr := s.NodeOps.Get(ctx, store.Consistent, name)
 		if errors.Is(opsErr, store.ErrNotFound) {
-			return d, notFoundf("no node has the name %q; rcctl nodes shows all", name)
+			return notFoundf("no node has the name %q; rcctl nodes shows all", name)
 		}
-		return d, opsErr
+		return opsErr
 	case errors.Is(err, store.ErrNotFound), isCorrupt(err):
 		d.agent = "its record is missing or unreadable, so that nobody can tell whether its Consul agent lives"
-		return d, nil
+		return nil
 	case err != nil:
-		return d, fmt.Errorf("read node %s: %w", name, err)
+		return fmt.Errorf("read node %s: %w", name, err)
 	}
-	d.orphans = rec.Value.OrphanCount()
+	schema, err := s.Schema.Get(ctx, store.Consistent)
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return fmt.Errorf("read the schema: %w", err)
+	}
+	d.orphans, d.silent = rec.Value.OrphanCount(), rec.Value.Epoch != schema.Value.Epoch
 	gone, err := s.AgentGone(ctx, rec.Value.ConsulNode)
 	switch {
 	case err != nil:
@@ -263,7 +288,39 @@ func findDead(ctx context.Context, s *conn, name string) (deadNode, error) {
 	case !gone:
 		d.agent = fmt.Sprintf("its Consul agent %s lives", rec.Value.ConsulNode)
 	}
-	return d, nil
+	return nil
+}
+
+// orderedOn returns which pods of ordered groups may run on a node, "" for none: those that have copies there and, where it ran pods without an
+// intent or has not said what it runs, any.
+func orderedOn(ctx context.Context, s *conn, d deadNode) (string, error) {
+	if len(d.copies)+d.orphans == 0 && !d.silent {
+		return "", nil
+	}
+	recs, _, err := s.RCs.List(ctx, store.Consistent) // of one that cannot be read nothing is placed
+	if err != nil {
+		return "", fmt.Errorf("read rcs: %w", err)
+	}
+	var placed, others []string
+	for i := range recs {
+		r := &recs[i].Value
+		if r.HasOrdered() {
+			others = append(others, r.Name)
+		}
+		for _, there := range d.copies {
+			if there.RCID == r.ID && r.Ordered(there.Role) {
+				placed = append(placed, there.name)
+			}
+		}
+	}
+	switch {
+	case len(placed) > 0 || len(others) == 0:
+	case d.silent:
+		placed = []string{fmt.Sprintf("any of rc %s: it has not said what it runs since the records are what they are", field.Few(others, maxLeft, ", "))}
+	case d.orphans > 0:
+		placed = []string{fmt.Sprintf("any of rc %s: it ran pods without an intent", field.Few(others, maxLeft, ", "))}
+	}
+	return field.Few(placed, maxLeft, ", "), nil
 }
 
 // copiesOn returns every copy that a node has, or may still have.
