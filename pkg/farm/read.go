@@ -39,8 +39,9 @@ func (ps *reader) read(ctx context.Context) error {
 	}
 	// Before the orphans: what they say must be at least as new as what the hold ended for.
 	hold := ps.kit.nodeSync.hold(ps.schema.Value.Epoch)
+	now := time.Now()
 	s := &reconcile.Snapshot{
-		Now: time.Now().UTC(), Owner: ps.kit.farm, RC: ps.head.RC.Value, Previous: ps.head.Status,
+		Now: now.UTC(), Steady: now, Owner: ps.kit.farm, RC: ps.head.RC.Value, Previous: ps.head.Status,
 		Orphans: ps.kit.cache.orphansOf(ps.id), Stopped: ps.mem.stoppedAt(),
 		Epoch: ps.schema.Value.Epoch, EpochSince: ps.schema.Value.CreatedAt, Slack: ps.kit.slack, Hold: hold, Newer: store.MadeAt(ps.id).After(ps.schema.Value.CreatedAt.Add(clockError)), Breaker: breakerReason(ps.breaker),
 	}

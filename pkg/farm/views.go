@@ -109,6 +109,13 @@ func (w *cache) join(record *node.View) *node.View {
 	if lost := w.machinesLost[v.Name]; !v.Alive && lost.index == v.FreeIndex {
 		v.MachineLost, v.LostSeen = true, lost.since
 	}
+	switch before := w.views[v.Name]; {
+	case v.Alive:
+	case before != nil && before.FreeIndex == v.FreeIndex:
+		v.DeadSeen = before.DeadSeen
+	default:
+		v.DeadSeen = time.Now()
+	}
 	v.Orphans, v.OrphansUnread = w.orphansOn(&record.Node)
 	return &v
 }

@@ -132,6 +132,8 @@ type View struct {
 	MachineLost bool
 	// LostSeen is when this farm first saw that, by its own clock.
 	LostSeen time.Time
+	// DeadSeen is when this farm first saw the present death of the preparer, by its own clock.
+	DeadSeen time.Time
 	// LabelVersions are those of the labels, made once for many questions; empty in a view that was not made by NewView.
 	LabelVersions LabelVersions
 	// OrphansUnread: the record speaks of pages that have not been read. Until they are, Orphans are those of an earlier record.

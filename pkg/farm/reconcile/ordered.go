@@ -66,7 +66,7 @@ func (s *Snapshot) mayRun(p *Pod) []*manifest.Manifest {
 }
 
 // stopsItself returns when copies that may run these manifests on a node have surely stopped by themselves, if its machine is lost since some
-// moment. Where time alone never says so, untold says why.
+// moment: this farm has seen that for as long, too, by a clock that nobody sets. Where time alone never says so, untold says why.
 func (s *Snapshot) stopsItself(name string, since *time.Time, manifests []*manifest.Manifest) (at time.Time, untold string) {
 	v := s.Nodes[name]
 	if v == nil {
@@ -80,10 +80,27 @@ func (s *Snapshot) stopsItself(name string, since *time.Time, manifests []*manif
 		return at, "nothing but its node can tell: its manifest has no disconnect.stop_after for every version that may run there"
 	case !v.EnforcesStopAfter:
 		return at, "nothing but its node can tell: its preparer or a supervisor there is too old to stop the pod by itself (disconnect.stop_after)"
-	case since == nil:
+	case since == nil || v.LostSeen.IsZero() && v.DeadSeen.IsZero():
 		return at, "it is not known since when its machine is lost"
 	}
-	return since.Add(after), ""
+	at = since.Add(after)
+	if seen := s.Now.Add(after - s.seenLost(v)); seen.After(at) {
+		at = seen
+	}
+	return at, ""
+}
+
+// seenLost returns for how long this farm has seen that a machine is lost. Consul forgets failed agents: of one that was lost by then, and whose
+// loss placements know, the preparer's death counts.
+func (s *Snapshot) seenLost(v *node.View) time.Duration {
+	now, since := s.Steady, v.LostSeen
+	if now.IsZero() {
+		now = s.Now
+	}
+	if since.IsZero() {
+		since = v.DeadSeen
+	}
+	return now.Sub(since)
 }
 
 // lostSince returns since when the machine of a pod is lost in the node's present death, nil where the placement does not say.
@@ -257,11 +274,15 @@ func (c *scaling) mayLive(id pod.Identity) (where, why string) {
 
 // silentSince returns since when a node that has not spoken in this epoch is surely silent, nil where that is not known.
 func (s *Snapshot) silentSince(v *node.View) *time.Time {
+	since := v.LostSeen
+	if since.IsZero() && !v.DeadSeen.IsZero() {
+		since = s.lost[s.death(v.Name)] // Consul forgets failed agents, the placements do not
+	}
 	switch {
-	case v.LostSeen.IsZero():
+	case since.IsZero():
 		return nil
-	case v.LostSeen.After(s.EpochSince):
-		return &v.LostSeen
+	case since.After(s.EpochSince):
+		return &since
 	}
 	return &s.EpochSince
 }

@@ -72,9 +72,9 @@ func TestALostIndexWaits(t *testing.T) {
 	t.Parallel()
 	s := orderedRow(2, 2)
 	gone := *s.Nodes[s.Pods[0].Node]
-	gone.Alive, gone.MachineLost, gone.FreeIndex = false, true, 7
-	s.Nodes[gone.Name] = &gone
 	since := s.Now.Add(-time.Hour)
+	gone.Alive, gone.MachineLost, gone.LostSeen, gone.FreeIndex = false, true, since, 7
+	s.Nodes[gone.Name] = &gone
 	s.Pods[0].LostSince, s.Pods[0].DeadIndex = &since, 7
 	plan := reconcile.Compute(s)
 	if len(plan.Adds) > 0 || len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Stop || plan.Changes[0].Placement.LostSince == nil {
@@ -104,6 +104,20 @@ func TestALostIndexWaits(t *testing.T) {
 		t.Errorf("what is known is about another loss: %+v", plan.Changes)
 	}
 	gone.FreeIndex = 7
+	gone.LostSeen = s.Now.Add(-time.Second)
+	if plan = reconcile.Compute(s); len(plan.Changes) > 0 || !strings.Contains(awaits(&plan), "counts as stopped at") || plan.Again <= 0 {
+		t.Errorf("a clock has jumped: %q, %+v", awaits(&plan), plan.Changes)
+	}
+	gone.LostSeen, s.Steady = since, since.Add(time.Second)
+	if plan = reconcile.Compute(s); len(plan.Changes) > 0 {
+		t.Errorf("the clock of this farm has jumped: %+v", plan.Changes)
+	}
+	s.Steady = time.Time{}
+	gone.MachineLost, gone.LostSeen, gone.DeadSeen = false, time.Time{}, s.Now.Add(-time.Second)
+	if plan = reconcile.Compute(s); len(plan.Changes) > 0 || !strings.Contains(awaits(&plan), "counts as stopped at") {
+		t.Errorf("another farm saw the loss: %q, %+v", awaits(&plan), plan.Changes)
+	}
+	gone.MachineLost, gone.LostSeen = true, since
 	if plan = reconcile.Compute(s); len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Remove || len(plan.Changes[0].NeedsDead) != 1 {
 		t.Errorf("after stop_after: %+v", plan.Changes)
 	}
@@ -149,6 +163,13 @@ func TestAnIndexWaitsForSilentNodes(t *testing.T) {
 		"it is not known since when it is lost": {func(s *reconcile.Snapshot, v *node.View) {
 			s.Manifest.Disconnect, v.LostSeen = &manifest.Disconnect{StopAfter: length(time.Second)}, time.Time{}
 		}, 0},
+		"only placements know its loss": {func(s *reconcile.Snapshot, v *node.View) {
+			s.Manifest.Disconnect = &manifest.Disconnect{StopAfter: length(time.Second)}
+			v.MachineLost, v.LostSeen, v.DeadSeen = false, time.Time{}, s.EpochSince
+			s.Companions = []reconcile.Companion{{RCID: "other", Pods: []reconcile.Pod{{Placement: pod.Placement{
+				Identity: pod.Identity{RCID: "other", Role: "main"}, Node: "silent", RunState: pod.Running, LostSince: &s.EpochSince, DeadIndex: 9,
+			}}}}}
+		}, 1},
 		"its supervisors cannot stop it": {func(s *reconcile.Snapshot, v *node.View) {
 			s.Manifest.Disconnect, v.EnforcesStopAfter = &manifest.Disconnect{StopAfter: length(time.Second)}, false
 		}, 0},

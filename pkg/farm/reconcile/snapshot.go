@@ -16,7 +16,9 @@ import (
 
 // Snapshot is all that a decision about one controller depends on.
 type Snapshot struct {
-	Now      time.Time
+	Now time.Time
+	// Steady is the same moment by the clock that nobody sets: what this farm has seen itself is measured by it. Zero: Now.
+	Steady   time.Time
 	Owner    string // farm id, for the status
 	RC       rc.RC
 	Manifest *manifest.Manifest // of RC.ManifestDigest; nil while it cannot be read: then no pod is given it
@@ -53,7 +55,7 @@ type Snapshot struct {
 	// RolloutIdle: the rollout in charge is paused or waits for promote, so that pods may leave their nodes.
 	RolloutIdle bool
 
-	lost    map[DeadNode]bool       // deaths of nodes whose machines were lost when they were looked at last, as the placements say
+	lost    map[DeadNode]time.Time  // deaths of nodes whose machines were lost when they were looked at last, as the placements say, and since when
 	each    *eachNode               // of a controller with a pod on every matching node; nil: of another, or not yet counted
 	rule    *scheduler.Rule         // made when it is first needed
 	ruleErr error                   // of the selector
@@ -128,7 +130,11 @@ func (s *Snapshot) counts(p *Pod, g pod.Ghost) bool {
 // records can vanish.
 func (s *Snapshot) machineLost(name string) bool {
 	v := s.Nodes[name]
-	return v != nil && !v.Alive && (v.MachineLost || s.lost[s.death(name)])
+	if v == nil || v.Alive {
+		return false
+	}
+	_, said := s.lost[s.death(name)]
+	return v.MachineLost || said
 }
 
 // death names the present death of a node that has a record, and whose preparer is not alive.
@@ -139,18 +145,23 @@ func (s *Snapshot) death(name string) DeadNode {
 // sinceDeath reports whether what a placement says about the loss of its node, which has a record, is about the node's present death.
 func (s *Snapshot) sinceDeath(p *pod.Placement) bool { return s.Nodes[p.Node].FreeIndex == p.DeadIndex }
 
-// lostMachines returns which machines were lost, as the placements say.
-func lostMachines(s *Snapshot) map[DeadNode]bool {
-	lost := map[DeadNode]bool{}
+// lostMachines returns which machines were lost, as the placements say, and since when at the latest; zero where no placement says that.
+func lostMachines(s *Snapshot) map[DeadNode]time.Time {
+	lost := map[DeadNode]time.Time{}
+	note := func(death DeadNode, since time.Time) {
+		if known, is := lost[death]; !is || since.After(known) {
+			lost[death] = since
+		}
+	}
 	remember := func(pods []Pod) {
 		for i := range pods {
 			p := &pods[i]
 			if p.LostSince != nil && (p.RunState == pod.Running || s.ordered(p.Role)) {
-				lost[DeadNode{Name: p.Node, Index: p.DeadIndex}] = true
+				note(DeadNode{Name: p.Node, Index: p.DeadIndex}, *p.LostSince)
 			}
 			for _, g := range p.Placement.Ghosts {
 				if g.MachineLost {
-					lost[DeadNode{Name: g.Node, Index: g.DeadIndex}] = true
+					note(DeadNode{Name: g.Node, Index: g.DeadIndex}, time.Time{})
 				}
 			}
 		}
