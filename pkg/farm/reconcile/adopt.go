@@ -137,8 +137,8 @@ func (c repairs) repair() {
 			c.waiting = true
 			continue // it would be started here, while it may run on a node that has not spoken yet (R1)
 		}
-		if next.RunState == pod.Running && !p.runs() && c.s.ordered(p.Role) && (len(next.Ghosts) > 0 || c.elsewhere(p)) {
-			continue // another copy has not confirmed its stop
+		if next.RunState == pod.Running && c.s.startsBeside(p) {
+			continue
 		}
 		next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
 		in := next.Intent()

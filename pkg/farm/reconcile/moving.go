@@ -73,7 +73,7 @@ func (c moves) finishMoves() {
 	for p := range c.open() {
 		switch state, back, why := c.moveOf(p); {
 		case state != notMoving && c.s.ordered(p.Role): // it was moved before its group was ordered
-			c.stopFormerCopies(p, func(string) bool { return true }, "its group is ordered", false)
+			c.endMove(p)
 		case state == arrived:
 			c.stopFormerCopies(p, func(string) bool { return true }, "it is available on "+p.Node, false)
 		case state == needless && back.LeftBecauseLost:

@@ -307,9 +307,21 @@ func (c *drains) waitsForSiblings(p *Pod) bool {
 	return waits
 }
 
-// elsewhere reports whether a node says that it runs a copy of a pod that is placed on another.
-func (c repairs) elsewhere(p *Pod) bool {
-	return slices.ContainsFunc(c.s.Orphans, func(o Orphan) bool { return o.Identity == p.Identity && o.Node != p.Node })
+// startsBeside reports whether to tell an ordered pod's node that it is to run would start it while another copy has not confirmed its stop.
+func (s *Snapshot) startsBeside(p *Pod) bool {
+	return s.ordered(p.Role) && !p.runs() && (len(p.Placement.Ghosts) > 0 ||
+		slices.ContainsFunc(s.Orphans, func(o Orphan) bool { return o.Identity == p.Identity && o.Node != p.Node }))
+}
+
+// endMove stops one of the copies of a pod that was moved before its group was ordered: the former one, or the new one where the former counts
+// as available alone.
+func (c moves) endMove(p *Pod) {
+	left := field.Find(p.Placement.Ghosts, func(g *pod.Ghost) bool { return c.s.counts(p, *g) && c.s.aliveOn(g.Node) })
+	if left != nil && !c.s.availableHere(p) {
+		c.comeBack(p, *left, p.Avoid, "its group is ordered, and its former copy is available", true)
+		return
+	}
+	c.stopFormerCopies(p, func(string) bool { return true }, "its group is ordered", false)
 }
 
 // whole reports whether every index of an ordered group is available.

@@ -212,3 +212,45 @@ func TestADrainWaitsForOrderedSiblings(t *testing.T) {
 		t.Errorf("%+v, %+v", plan.Changes, plan.Status.Conditions)
 	}
 }
+
+// An ordered pod that does not run is not started by an upgrade, or by another name, while a former copy may live.
+func TestAnOrderedPodIsNotStartedBesideAFormerCopy(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(s *reconcile.Snapshot){
+		"upgrade": func(s *reconcile.Snapshot) { s.Pods[0].Digest = "former" },
+		"name":    func(s *reconcile.Snapshot) { s.Pods[0].Placement.Standby = true },
+	} {
+		for ghosts, want := range map[int]int{0: 1, 1: 0} {
+			s := orderedRow(2, 2)
+			change(s)
+			p := &s.Pods[0]
+			p.Reality = nil
+			if ghosts > 0 {
+				p.Placement.Ghosts, p.Ghosts = []pod.Ghost{{Node: "n9", Revision: 7}}, map[string]*pod.Reality{"n9": nil}
+			}
+			if plan := reconcile.Compute(s); len(plan.Changes) != want {
+				t.Errorf("%s with %d ghosts: %+v", name, ghosts, plan.Changes)
+			}
+		}
+	}
+}
+
+// Where a group becomes ordered while a pod of it moves, one of the copies stops: the new one where the former one is needed.
+func TestAMoveEndsWhenItsGroupBecomesOrdered(t *testing.T) {
+	t.Parallel()
+	s := orderedRow(2, 2)
+	s.RC.MinAvailable = count(2)
+	p := &s.Pods[0]
+	former := *p.Reality
+	former.Node = "n9"
+	v := *s.Nodes[p.Node]
+	v.Name = "n9"
+	s.Nodes["n9"] = &v
+	p.Reality = nil
+	p.Placement.Ghosts, p.Ghosts = []pod.Ghost{{Node: "n9"}}, map[string]*pod.Reality{"n9": &former}
+	s.Nodes["n9"].Ops.Drain = &node.Drain{Since: s.Now}
+	plan := reconcile.Compute(s)
+	if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Return || plan.Changes[0].Placement.Node != "n9" || plan.Changes[0].Placement.Ghosts[0].Revision == 0 {
+		t.Errorf("%+v", plan.Changes)
+	}
+}
