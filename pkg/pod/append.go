@@ -10,7 +10,7 @@ import (
 
 // AppendJSON appends the placement as encoding/json writes it. One that is out of the ordinary is left to that.
 func (p *Placement) AppendJSON(b []byte) []byte {
-	if len(p.Ghosts)+len(p.Avoid) > 0 || p.StoppingSince != nil || p.LostSince != nil || p.UnmanagedSince != nil ||
+	if len(p.Ghosts)+len(p.Avoid)+len(p.MayRun) > 0 || p.StoppingSince != nil || p.LostSince != nil || p.UnmanagedSince != nil ||
 		p.DeadIndex != 0 || p.AdoptedAtGeneration != 0 || p.Switching {
 		data, err := json.Marshal(p)
 		if err != nil {

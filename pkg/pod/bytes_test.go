@@ -28,6 +28,7 @@ func TestBytesAreUpperBounds(t *testing.T) {
 			Node:     text.Draw(t, "node"), PodID: text.Draw(t, "pod"), Labels: rapid.MapOfN(text, text, 0, 3).Draw(t, "labels"), Digest: text.Draw(t, "digest"),
 			Ports: ports.Draw(t, "ports"), RunState: pod.RunState(text.Draw(t, "state")), Revision: number.Draw(t, "revision"), Switching: rapid.Bool().Draw(t, "switching"),
 			Standby:       rapid.Bool().Draw(t, "standby"),
+			MayRun:        rapid.SliceOfN(text, 0, 3).Draw(t, "may run"),
 			StoppingSince: moment.Draw(t, "stopping"), LostSince: moment.Draw(t, "lost"), UnmanagedSince: moment.Draw(t, "unmanaged"),
 			DeadIndex:           rapid.Uint64().Draw(t, "death"),
 			AdoptedAtGeneration: number.Draw(t, "generation"), ChangedAt: when.Draw(t, "changed"),

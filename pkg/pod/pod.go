@@ -56,8 +56,11 @@ type Placement struct {
 	Revision int64             `json:"revision"` // of the current intent; only grows (R3)
 	// Switching: the node may still run the former version, whose claim is held until it says that it does not.
 	Switching bool `json:"switching,omitempty"`
-	Standby   bool `json:"standby,omitempty"`                          // it stays out of its service's name, and counts for no minimum (ADR 16)
-	Replicas  int  `json:"replicas,omitempty" feature:"role-replicas"` // of its role, when it was placed or got its manifest; nothing changes where the count does
+	// MayRun are other manifests that the node of a pod of an ordered group was told to run and may have begun with, since it last reported the one that it
+	// was told; an empty one stands for those that there was no room for.
+	MayRun   []string `json:"may_run,omitempty" feature:"ordered"`
+	Standby  bool     `json:"standby,omitempty"`                          // it stays out of its service's name, and counts for no minimum (ADR 16)
+	Replicas int      `json:"replicas,omitempty" feature:"role-replicas"` // of its role, when it was placed or got its manifest; nothing changes where the count does
 
 	Ghosts              []Ghost    `json:"ghosts,omitempty"` // former nodes that have not confirmed the stop
 	StoppingSince       *time.Time `json:"stopping_since,omitempty"`
@@ -88,6 +91,9 @@ func (p *Placement) Bytes() int {
 	for _, g := range p.Ghosts {
 		const ghost = len(`{"node":"","revision":,"lost":false,"gone":false,"dead_index":,"since":,"ports":{}},`)
 		size += ghost + field.TextBytes(g.Node) + 2*field.NumberBytes + field.TimeBytes + portBytes(g.Ports)
+	}
+	for _, digest := range p.MayRun {
+		size += len(`"may_run":[],,`) + field.TextBytes(digest)
 	}
 	for _, a := range p.Avoid {
 		const avoided = len(`"avoid":[],{"node":"","since":,"generation":,"reason":""},`)

@@ -154,6 +154,9 @@ func (c repairs) repair() {
 func (c repairs) finishUpgrade(p *Pod) {
 	next := p.Placement
 	next.Switching = false
+	if p.settled() {
+		next.MayRun = nil
+	}
 	res := c.s.ManifestOf(p.Digest).Resources()
 	claim := node.NewClaim(p.Identity, p.Ports, res.CPU, res.Memory)
 	c.add(Change{

@@ -213,6 +213,9 @@ func (s *Snapshot) OtherDigests(most int) []string {
 	for i := range s.Pods {
 		if s.KeepsDigests() || s.ordered(s.Pods[i].Role) {
 			note(s.Pods[i].Digest)
+			for _, digest := range s.Pods[i].MayRun {
+				note(digest)
+			}
 		}
 	}
 	digests = digests[:min(len(digests), most)]

@@ -56,6 +56,11 @@ func stopTakes(m *manifest.Manifest) time.Duration {
 // mayRun returns the manifests that a pod's node may run, with nil for one that is not known.
 func (s *Snapshot) mayRun(p *Pod) []*manifest.Manifest {
 	all := []*manifest.Manifest{s.ManifestOf(p.Digest)}
+	if !p.settled() {
+		for _, digest := range p.MayRun {
+			all = append(all, s.ManifestOf(digest))
+		}
+	}
 	switch {
 	case p.Reality != nil && p.Reality.Digest != p.Digest:
 		all = append(all, s.ManifestOf(p.Reality.Digest))
@@ -63,6 +68,28 @@ func (s *Snapshot) mayRun(p *Pod) []*manifest.Manifest {
 		all = append(all, nil)
 	}
 	return all
+}
+
+// settled reports whether the node runs what it was told last, and has put aside all that it was told before.
+func (p *Pod) settled() bool {
+	return p.Reality != nil && p.Reality.Digest == p.Digest && p.Reality.Revision >= p.Revision
+}
+
+// maxMayRun bounds how many manifests a placement names that the node may run.
+const maxMayRun = 8
+
+// mayRunStill returns what a pod's node may run still once it is told to run another version.
+func (s *Snapshot) mayRunStill(p *Pod) []string {
+	if !s.ordered(p.Role) || p.settled() {
+		return nil
+	}
+	switch {
+	case slices.Contains(p.MayRun, p.Digest):
+		return p.MayRun
+	case len(p.MayRun)+1 >= maxMayRun:
+		return []string{""} // nobody knows
+	}
+	return append(slices.Clone(p.MayRun), p.Digest)
 }
 
 // stopsItself returns when copies that may run these manifests on a node have surely stopped by themselves, if its machine is lost since some

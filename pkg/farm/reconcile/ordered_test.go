@@ -254,3 +254,52 @@ func TestAMoveEndsWhenItsGroupBecomesOrdered(t *testing.T) {
 		t.Errorf("%+v", plan.Changes)
 	}
 }
+
+// A node that was told to run several versions, one after the other, may run any of them.
+func TestALostNodeMayRunAnyVersionThatItWasTold(t *testing.T) {
+	t.Parallel()
+	upgraded := func(told, runs string, told2 ...string) *reconcile.Snapshot {
+		s := orderedRow(2, 2)
+		p := &s.Pods[0]
+		p.Digest, p.Switching, p.Placement.MayRun = told, true, told2
+		r := *p.Reality
+		r.Digest, r.Revision, r.Available = runs, p.Revision-1, false
+		p.Reality = &r
+		return s
+	}
+	for name, c := range map[string]struct {
+		s    *reconcile.Snapshot
+		want []string
+	}{
+		"the second upgrade": {upgraded("m2", "m0"), []string{"m2"}},
+		"the third":          {upgraded("m3", "m0", "m2"), []string{"m2", "m3"}},
+		"it follows":         {upgraded("m2", "m2", "m9"), []string{"m9", "m2"}},
+		"too many":           {upgraded("m9", "m0", "m2", "m3", "m4", "m5", "m6", "m7", "m8"), []string{""}},
+	} {
+		plan := reconcile.Compute(c.s)
+		if len(plan.Changes) != 1 || !slices.Equal(plan.Changes[0].Placement.MayRun, c.want) {
+			t.Errorf("%s: %+v", name, plan.Changes)
+		}
+	}
+	s := upgraded("m2", "m2", "m9")
+	s.Pods[0].Reality.Revision = s.Pods[0].Revision
+	if plan := reconcile.Compute(s); len(plan.Changes) != 1 || len(plan.Changes[0].Placement.MayRun) != 0 {
+		t.Errorf("it has done as it was told: %+v", plan.Changes)
+	}
+	s = upgraded("m1", "m1", "m9")
+	since := s.Now.Add(-time.Hour)
+	p := &s.Pods[0]
+	v := *s.Nodes[p.Node]
+	v.Alive, v.MachineLost, v.LostSeen, v.FreeIndex, v.EnforcesStopAfter = false, true, since, 7, true
+	s.Nodes[v.Name] = &v
+	p.RunState, p.LostSince, p.DeadIndex = pod.Stopped, &since, 7
+	m := *s.Manifest
+	m.Disconnect = &manifest.Disconnect{StopAfter: length(time.Minute)}
+	s.Manifest, s.Manifests = &m, map[string]*manifest.Manifest{"m9": {}}
+	if plan := reconcile.Compute(s); len(plan.Changes) > 0 || !strings.Contains(awaits(&plan), "no disconnect.stop_after") {
+		t.Errorf("%q, %+v", awaits(&plan), plan.Changes)
+	}
+	if s.Manifests["m9"] = &m; len(reconcile.Compute(s).Changes) != 1 {
+		t.Error("all versions stop")
+	}
+}
