@@ -66,7 +66,15 @@ func (ps *reader) readDetails(ctx context.Context) error {
 	if err := ps.useOthers(s, d); err != nil {
 		return err
 	}
-	more, err := ps.readAhead(ctx, s, d.Realities, asked)
+	for i := range s.Companions {
+		for j := range s.Companions[i].Pods {
+			addReports(&s.Companions[i].Pods[j], d)
+		}
+	}
+	for i := range s.Pods {
+		addReports(&s.Pods[i], d)
+	}
+	more, err := ps.readAhead(ctx, s, w.Others, asked)
 	if err != nil {
 		return err
 	}
@@ -74,13 +82,10 @@ func (ps *reader) readDetails(ctx context.Context) error {
 		s.Errors = append(s.Errors, e.Error())
 	}
 	maps.Copy(d.Intents, more.Intents)
-	for i := range s.Companions {
-		for j := range s.Companions[i].Pods {
-			addReports(&s.Companions[i].Pods[j], d, false)
-		}
-	}
 	for i := range s.Pods {
-		addReports(&s.Pods[i], d, asked[s.Pods[i].Identity])
+		if asked[s.Pods[i].Identity] {
+			addIntents(&s.Pods[i], d)
+		}
 		if ps.resync {
 			addClaims(&s.Pods[i], d)
 		}
@@ -88,35 +93,47 @@ func (ps *reader) readDetails(ctx context.Context) error {
 	return nil
 }
 
-// readAhead reads what the nodes were told about pods of which they have applied more than the placement asks for.
-func (ps *reader) readAhead(ctx context.Context, s *reconcile.Snapshot, realities map[store.At]pod.Reality, asked map[pod.Identity]bool) (store.Details, error) {
+// readAhead reads what the nodes were told about pods of which they have applied more than the placement asks for, and the manifests that ordered
+// pods may run, as their nodes report, besides those that were read before.
+func (ps *reader) readAhead(ctx context.Context, s *reconcile.Snapshot, read []string, asked map[pod.Identity]bool) (store.Details, error) {
 	var w store.Wanted
 	for i := range s.Pods {
 		p := &s.Pods[i]
-		if !asked[p.Identity] && realities[store.At{Node: p.Node, Identity: p.Identity}].Revision > p.Revision {
+		if !asked[p.Identity] && p.Reality != nil && p.Reality.Revision > p.Revision {
 			asked[p.Identity] = true
 			w.Intents = append(w.Intents, at(p)...)
 		}
 	}
-	if len(w.Intents) == 0 {
+	if s.RC.HasOrdered() {
+		w.Others = without(ps.otherManifests(s), read)
+	}
+	if len(w.Intents)+len(w.Others) == 0 {
 		return store.Details{}, nil
 	}
-	return ps.kit.reads.ReadDetails(ctx, w, ps.mem.consistent)
+	d, err := ps.kit.reads.ReadDetails(ctx, w, ps.mem.consistent)
+	if err != nil {
+		return d, err
+	}
+	return d, ps.useOthers(s, d)
 }
 
-// addReports adds what nodes report about a pod and, if that was asked for, what they were told.
-func addReports(p *reconcile.Pod, d store.Details, asked bool) {
-	p.Reality, p.Intents, p.Ghosts = nil, nil, map[string]*pod.Reality{}
-	if asked {
-		p.Intents = map[string]*pod.Intent{}
-	}
+// addReports adds what nodes report about a pod.
+func addReports(p *reconcile.Pod, d store.Details) {
+	p.Reality, p.Ghosts = nil, map[string]*pod.Reality{}
 	for _, key := range at(p) {
 		if r, ok := d.Realities[key]; ok && key.Node == p.Node {
 			p.Reality = &r
 		} else if ok {
 			p.Ghosts[key.Node] = &r
 		}
-		if in, ok := d.Intents[key]; ok && asked {
+	}
+}
+
+// addIntents adds what nodes were told about a pod.
+func addIntents(p *reconcile.Pod, d store.Details) {
+	p.Intents = map[string]*pod.Intent{}
+	for _, key := range at(p) {
+		if in, ok := d.Intents[key]; ok {
 			p.Intents[key.Node] = &in
 		}
 	}

@@ -30,11 +30,13 @@ const maxOthers = 16 + 2*rc.MaxGroups
 
 // otherManifests takes the manifests that pods keep from the cache, and returns the digests of those that must be read.
 func (ps *reader) otherManifests(s *reconcile.Snapshot) (unknown []string) {
-	s.Manifests = map[string]*manifest.Manifest{}
+	if s.Manifests == nil {
+		s.Manifests = map[string]*manifest.Manifest{}
+	}
 	for _, digest := range s.OtherDigests(maxOthers) {
 		if m := ps.kit.manifests.get(digest); m != nil {
 			s.Manifests[digest] = m
-		} else {
+		} else if s.Manifests[digest] == nil {
 			unknown = append(unknown, digest)
 		}
 	}

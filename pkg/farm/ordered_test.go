@@ -2,10 +2,17 @@ package farm_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -45,6 +52,81 @@ func TestAnOrderedPodWhosePlacementVanishedIsAdopted(t *testing.T) {
 					t.Fatalf("%s", mustJSON(t, recs))
 				}
 				return err
+			})
+		})
+	}
+}
+
+// A node that is lost in the midst of an upgrade may run what it reported last: that manifest is read, too, also by a farm that has seen nothing
+// of the upgrade. Where it cannot be, the status says that, and not that it has no stop_after.
+func TestAnOrderedPodLostInMidUpgradeHasATime(t *testing.T) {
+	t.Parallel()
+	for _, readable := range []bool{true, false} {
+		t.Run(fmt.Sprintf("readable %t", readable), func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			version := func(port int) *manifest.Manifest {
+				m := testManifest("db", port)
+				m.Disconnect = &manifest.Disconnect{StopAfter: new(field.Duration(time.Hour))}
+				return m
+			}
+			canonical, err := version(0).Canonical()
+			if err != nil {
+				t.Fatal(err)
+			}
+			former := digestOf(canonical)
+			n := &simnode.Node{
+				Record: node.Node{Name: "n1", Capacity: node.Capacity{Slots: 10}, Address: "127.0.0.1", EnforcesStopAfter: true}, TTL: ttl,
+				React: func(in pod.Intent) pod.Reality {
+					if in.Digest == former {
+						return simnode.Obey(in)
+					}
+					r := simnode.Obey(pod.Intent{Identity: in.Identity, PodID: in.PodID, Digest: former, Revision: in.Revision - 1, State: pod.Running})
+					r.Available = false
+					return r
+				},
+			}
+			n.Client, n.Store = c.connect()
+			c.nodes["n1"] = n
+			faults := &faulty{}
+			stopFarm := c.faultyFarm("f1", faults, nil)
+			stopNode := c.node("n1", nil, nil)
+			ordered := func(r *rc.RC) {
+				r.ReplicaGroups[0].Ordered, r.NodeLoss.After = true, new(field.Duration)
+			}
+			c.apply("db", version(0), ordered)
+			c.converged("db", 1)
+			c.apply("db", version(81), ordered)
+			consultest.Eventually(t, soon, func() error {
+				rec, err := c.store.Realities.Get(t.Context(), store.Consistent, "n1", "db", "main.0")
+				if err == nil && rec.Value.Available {
+					err = fmt.Errorf("%+v", rec.Value)
+				}
+				return err
+			})
+			stopFarm()
+			rec, err := c.store.Nodes.Get(t.Context(), store.Consistent, "n1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !readable {
+				if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Manifests.Key(former))}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			stopNode()
+			failed := map[string]bool{rec.Value.ConsulNode: true}
+			second := &faulty{}
+			second.agents.Store(&failed)
+			c.faultyFarm("f2", second, nil)
+			want := map[bool]string{true: "counts as stopped at", false: "manifest " + former[:8] + ", which it may run, cannot be read"}[readable]
+			c.statusOf("db", func(st *rc.Status) bool {
+				for _, condition := range st.Conditions {
+					if condition.Type == rc.AwaitsStop && condition.True {
+						return strings.Contains(condition.Reason, want)
+					}
+				}
+				return false
 			})
 		})
 	}

@@ -192,6 +192,24 @@ func known(s *Snapshot, p *Pod) bool {
 	return s.current(p) || is && p.Digest == from
 }
 
+// eachMayRun yields the digests besides those that pods are placed with that nodes may run of ordered groups.
+func (s *Snapshot) eachMayRun(yield func(digest string)) {
+	for p := range s.all() {
+		if s.ordered(p.Role) {
+			for _, digest := range s.mayRun(p) {
+				yield(digest)
+			}
+		}
+	}
+	for _, v := range s.Nodes {
+		for i := range v.Orphans {
+			if o := &v.Orphans[i]; o.RCID == s.RC.ID && s.ordered(o.Role) {
+				yield(o.Digest)
+			}
+		}
+	}
+}
+
 // OtherDigests returns the digests besides the controller's own of manifests that pods may be placed with, sorted, at most so many.
 func (s *Snapshot) OtherDigests(most int) []string {
 	seen := map[string]bool{s.RC.ManifestDigest: true, "": true}
@@ -213,10 +231,10 @@ func (s *Snapshot) OtherDigests(most int) []string {
 	for i := range s.Pods {
 		if s.KeepsDigests() || s.ordered(s.Pods[i].Role) {
 			note(s.Pods[i].Digest)
-			for _, digest := range s.Pods[i].MayRun {
-				note(digest)
-			}
 		}
+	}
+	if s.RC.HasOrdered() {
+		s.eachMayRun(note)
 	}
 	digests = digests[:min(len(digests), most)]
 	slices.Sort(digests)

@@ -53,19 +53,17 @@ func stopTakes(m *manifest.Manifest) time.Duration {
 	return takes
 }
 
-// mayRun returns the manifests that a pod's node may run, with nil for one that is not known.
-func (s *Snapshot) mayRun(p *Pod) []*manifest.Manifest {
-	all := []*manifest.Manifest{s.ManifestOf(p.Digest)}
+// mayRun returns the digests of what a pod's node may run, "" for one that nobody knows.
+func (s *Snapshot) mayRun(p *Pod) []string {
+	all := []string{p.Digest}
 	if !p.settled() {
-		for _, digest := range p.MayRun {
-			all = append(all, s.ManifestOf(digest))
-		}
+		all = append(all, p.MayRun...)
 	}
 	switch {
 	case p.Reality != nil && p.Reality.Digest != p.Digest:
-		all = append(all, s.ManifestOf(p.Reality.Digest))
+		all = append(all, p.Reality.Digest)
 	case p.Reality == nil && p.Switching:
-		all = append(all, nil)
+		all = append(all, "")
 	}
 	return all
 }
@@ -92,21 +90,20 @@ func (s *Snapshot) mayRunStill(p *Pod) []string {
 	return append(slices.Clone(p.MayRun), p.Digest)
 }
 
-// stopsItself returns when copies that may run these manifests on a node have surely stopped by themselves, if its machine is lost since some
+// stopsItself returns when copies that may run these digests on a node have surely stopped by themselves, if its machine is lost since some
 // moment: this farm has seen that for as long, too, by a clock that nobody sets. Where time alone never says so, untold says why.
-func (s *Snapshot) stopsItself(name string, since *time.Time, manifests []*manifest.Manifest) (at time.Time, untold string) {
+func (s *Snapshot) stopsItself(name string, since *time.Time, digests []string) (at time.Time, untold string) {
 	v := s.Nodes[name]
 	if v == nil {
 		return at, "nothing is known of that node"
 	}
-	after, ever := SurelyStopped(manifests, v.BelievesFor()+s.Slack)
+	if !s.machineLost(name) {
+		return at, "the machine lives, only its preparer is gone: start that"
+	}
+	after, untold := s.stopsAfter(v, digests)
 	switch {
-	case !s.machineLost(name):
-		return at, "the machine lives, only its preparer is gone"
-	case !ever:
-		return at, "nothing but its node can tell: its manifest has no disconnect.stop_after for every version that may run there"
-	case !v.EnforcesStopAfter:
-		return at, "nothing but its node can tell: its preparer or a supervisor there is too old to stop the pod by itself (disconnect.stop_after)"
+	case untold != "":
+		return at, untold
 	case since == nil || v.LostSeen.IsZero() && v.DeadSeen.IsZero():
 		return at, "it is not known since when its machine is lost"
 	}
@@ -115,6 +112,30 @@ func (s *Snapshot) stopsItself(name string, since *time.Time, manifests []*manif
 		at = seen
 	}
 	return at, ""
+}
+
+// stopsAfter returns how long after the loss of a machine all of some digests have surely stopped there; else untold says why nothing but the node can tell.
+func (s *Snapshot) stopsAfter(v *node.View, digests []string) (after time.Duration, untold string) {
+	var manifests []*manifest.Manifest
+	for _, digest := range digests {
+		m := s.ManifestOf(digest)
+		switch {
+		case digest == "":
+			return 0, "nobody knows which versions it may run: it was in the midst of upgrades"
+		case m == nil:
+			return 0, fmt.Sprintf("manifest %.8s, which it may run, cannot be read, so that it is not known when that stops by itself", digest)
+		}
+		manifests = append(manifests, m)
+	}
+	after, ever := SurelyStopped(manifests, v.BelievesFor()+s.Slack)
+	switch {
+	case !ever:
+		return 0, "nothing but its node can tell: a version that it may run has no disconnect.stop_after"
+	case !v.EnforcesStopAfter:
+		return 0, "nothing but its node can tell: its preparer or a supervisor there is too old to stop the pod by itself (disconnect.stop_after); " +
+			"for the next time upgrade the preparer, and restart its pods with stop_after so that a newer supervisor runs them"
+	}
+	return after, ""
 }
 
 // seenLost returns for how long this farm has seen that a machine is lost. Consul forgets failed agents: of one that was lost by then, and whose
@@ -226,7 +247,7 @@ func (c *scaling) placeNext(id pod.Identity, room *int) {
 	case c.s.aliveOn(where):
 		c.awaitsStop = append(c.awaitsStop, fmt.Sprintf("%s.%d is not placed: %s %s", id.Role, id.Index, where, why))
 	case where != "":
-		c.awaitsStop = append(c.awaitsStop, fmt.Sprintf("%s.%d is not placed: %s %s. Bring the node back or, if it is gone for good: rcctl node forget %s", id.Role, id.Index, where, why, where))
+		c.awaitsStop = append(c.awaitsStop, fmt.Sprintf("%s.%d is not placed: %s %s. Bring the node back. Only if that machine is gone for good, with all that it ran: rcctl node forget %s --i-am-sure, which gives up every pod there", id.Role, id.Index, where, why, where))
 	case c.allowed(1, *room) > 0:
 		c.placeOne(id, room)
 	}
@@ -270,10 +291,10 @@ func (s *Snapshot) Tell(name string, in *pod.Intent) {
 func (c *scaling) mayLive(id pod.Identity) (where, why string) {
 	for _, name := range slices.Sorted(maps.Keys(c.s.Nodes)) {
 		v := c.s.Nodes[name]
-		manifests := []*manifest.Manifest{c.s.ManifestOf(c.s.RC.ManifestOf(id.Role))}
+		digests := []string{c.s.RC.ManifestOf(id.Role)}
 		listed := field.Find(v.Orphans, func(o *pod.Orphan) bool { return o.Identity == id })
 		if listed != nil {
-			why, manifests = "said last that it runs it", append(manifests, c.s.ManifestOf(listed.Digest))
+			why, digests = "said last that it runs it", append(digests, listed.Digest)
 		} else {
 			why = "may run it, and has not said what it runs since the records are what they are"
 		}
@@ -281,11 +302,11 @@ func (c *scaling) mayLive(id pod.Identity) (where, why string) {
 		case listed == nil && (v.Spoke(c.s.Epoch) || c.s.Newer):
 			continue
 		case v.Alive && listed == nil:
-			return name, "is back and has not said yet what it runs"
+			return name, "is back and has not said yet what it runs; the log of its preparer says why"
 		case v.Alive:
 			return name, why
 		}
-		at, untold := c.s.stopsItself(name, c.s.silentSince(v), manifests)
+		at, untold := c.s.stopsItself(name, c.s.silentSince(v), digests)
 		left := at.Sub(c.s.Now)
 		switch {
 		case untold == "" && left <= 0:

@@ -1,0 +1,95 @@
+package reconcile_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// lostOrdered is an ordered pair of which the first was on a machine that is lost for an hour, with a manifest and a preparer that stop it.
+func lostOrdered() (s *reconcile.Snapshot, p *reconcile.Pod, v *node.View) {
+	s = orderedRow(2, 2)
+	p = &s.Pods[0]
+	since := s.Now.Add(-time.Hour)
+	lost := *s.Nodes[p.Node]
+	lost.Alive, lost.MachineLost, lost.LostSeen, lost.FreeIndex, lost.EnforcesStopAfter = false, true, since, 7, true
+	s.Nodes[lost.Name] = &lost
+	p.RunState, p.LostSince, p.DeadIndex = pod.Stopped, &since, 7
+	m := *s.Manifest
+	m.Disconnect = &manifest.Disconnect{StopAfter: length(time.Minute)}
+	s.Manifest = &m
+	return s, p, &lost
+}
+
+// What an index waits for is told from what looks alike, with what helps.
+func TestALostIndexSaysWhatHelps(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(s *reconcile.Snapshot, p *reconcile.Pod, v *node.View)
+		want   []string // none: it is given up
+	}{
+		"its time is over": {func(*reconcile.Snapshot, *reconcile.Pod, *node.View) {}, nil},
+		"only the preparer": {func(_ *reconcile.Snapshot, _ *reconcile.Pod, v *node.View) {
+			v.MachineLost = false
+			v.FreeIndex++
+		}, []string{"only its preparer is gone: start that"}},
+		"unreadable": {func(s *reconcile.Snapshot, p *reconcile.Pod, _ *node.View) {
+			r := *p.Reality
+			r.Digest, p.Reality = "0123456789", &r
+		}, []string{"manifest 01234567, which it may run, cannot be read", "--i-am-sure"}},
+		"never reported": {func(_ *reconcile.Snapshot, p *reconcile.Pod, _ *node.View) { p.Reality, p.Switching = nil, true }, []string{"nobody knows which versions"}},
+		"no stop_after":  {func(s *reconcile.Snapshot, _ *reconcile.Pod, _ *node.View) { s.Manifest.Disconnect = nil }, []string{"has no disconnect.stop_after"}},
+		"too old":        {func(_ *reconcile.Snapshot, _ *reconcile.Pod, v *node.View) { v.EnforcesStopAfter = false }, []string{"too old", "upgrade the preparer", "newer supervisor"}},
+	} {
+		s, p, v := lostOrdered()
+		c.change(s, p, v)
+		plan := reconcile.Compute(s)
+		if removed := len(plan.Changes) == 1 && plan.Changes[0].Action == reconcile.Remove; removed != (len(c.want) == 0) {
+			t.Errorf("%s: %+v", name, plan.Changes)
+		}
+		for _, want := range c.want {
+			if got := awaits(&plan); !strings.Contains(got, want) {
+				t.Errorf("%s: %q, want %q", name, got, want)
+			}
+		}
+	}
+	s := orderedRow(2, 3)
+	s.Epoch = "now"
+	for _, v := range s.Nodes {
+		v.Epoch = s.Epoch
+	}
+	s.Nodes["silent"] = &node.View{Node: node.Node{Name: "silent"}, MachineLost: true, LostSeen: s.Now}
+	plan := reconcile.Compute(s)
+	for _, want := range []string{"Bring the node back. Only if", "rcctl node forget silent --i-am-sure, which gives up every pod there"} {
+		if got := awaits(&plan); !strings.Contains(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// The manifests of all that nodes may run of ordered groups are wanted, and no others.
+func TestOtherDigestsOfOrderedGroups(t *testing.T) {
+	t.Parallel()
+	for ordered, want := range map[bool][]string{true: {"found", "placed", "reported", "told"}, false: {}} {
+		s := orderedRow(2, 2)
+		s.RC.ReplicaGroups[0].Ordered = ordered
+		p := &s.Pods[0]
+		r := *p.Reality
+		p.Digest, p.MayRun, r.Digest = "placed", []string{"told", ""}, "reported"
+		p.Reality = &r
+		s.Nodes["n9"] = &node.View{Node: node.Node{Orphans: []pod.Orphan{
+			{Identity: pod.Identity{RCID: "other", Role: p.Role}, Digest: "another controller's"},
+			{Identity: pod.Identity{RCID: s.RC.ID, Role: "another"}, Digest: "another role's"},
+			{Identity: pod.Identity{RCID: s.RC.ID, Role: p.Role}, Digest: "found"},
+		}}}
+		if got := s.OtherDigests(9); !slices.Equal(got, want) && len(got)+len(want) > 0 {
+			t.Errorf("ordered %t: %v, want %v", ordered, got, want)
+		}
+	}
+}
