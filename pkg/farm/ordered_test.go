@@ -1,6 +1,7 @@
 package farm_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -120,14 +121,47 @@ func TestAnOrderedPodLostInMidUpgradeHasATime(t *testing.T) {
 			second.agents.Store(&failed)
 			c.faultyFarm("f2", second, nil)
 			want := map[bool]string{true: "counts as stopped at", false: "manifest " + former[:8] + ", which it may run, cannot be read"}[readable]
-			c.statusOf("db", func(st *rc.Status) bool {
-				for _, condition := range st.Conditions {
-					if condition.Type == rc.AwaitsStop && condition.True {
-						return strings.Contains(condition.Reason, want)
-					}
-				}
-				return false
-			})
+			c.awaits("db", want)
+			if err := c.store.FarmSession(&consul.Session{}, "f3").RenewEpoch(t.Context(), ""); err != nil {
+				t.Fatal(err)
+			}
+			c.awaits("db", "a later version than the records know")
 		})
 	}
+}
+
+// awaits waits until the status says so of an ordered group.
+func (c *cluster) awaits(id, want string) {
+	c.t.Helper()
+	c.statusOf(id, func(st *rc.Status) bool {
+		for _, condition := range st.Conditions {
+			if condition.Type == rc.AwaitsStop && condition.True {
+				return strings.Contains(condition.Reason, want)
+			}
+		}
+		return false
+	})
+}
+
+// A controller that was made in this epoch, as its record says, cannot run on nodes that have been silent since. One whose record does not say so
+// waits for them, whatever its id.
+func TestAControllerOfThisEpochWaitsForNoSilentNode(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.farm("f1")
+	ordered := func(r *rc.RC) { r.ReplicaGroups[0].Ordered = true }
+	young, old := store.NewID(), store.NewID()
+	c.apply("first", testManifest("db", 0), ordered)
+	c.converged("first", 1)
+	silent, err := json.Marshal(node.Node{Name: "silent", Epoch: "another", ConsulNode: "gone", Address: "127.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.put(c.store.Keys().Nodes.Key("silent"), silent)
+	c.apply(young, testManifest("db", 0), ordered)
+	c.converged(young, 1)
+	c.apply(old, testManifest("db", 0), func(r *rc.RC) { ordered(r); r.Disabled = true })
+	c.apply(old, testManifest("db", 0), func(r *rc.RC) { ordered(r); r.Disabled, r.MadeIn = false, "" })
+	c.awaits(old, "silent may run it, and has not said what it runs")
 }

@@ -43,7 +43,8 @@ func (ps *reader) read(ctx context.Context) error {
 	s := &reconcile.Snapshot{
 		Now: now.UTC(), Steady: now, Owner: ps.kit.farm, RC: ps.head.RC.Value, Previous: ps.head.Status,
 		Orphans: ps.kit.cache.orphansOf(ps.id), Stopped: ps.mem.stoppedAt(),
-		Epoch: ps.schema.Value.Epoch, EpochSince: ps.schema.Value.CreatedAt, Slack: ps.kit.slack, Hold: hold, Newer: store.MadeAt(ps.id).After(ps.schema.Value.CreatedAt.Add(clockError)), Breaker: breakerReason(ps.breaker),
+		Epoch: ps.schema.Value.Epoch, EpochSince: ps.schema.Value.CreatedAt, WentBack: ps.schema.Value.WentBack, Slack: ps.kit.slack, Hold: hold,
+		Newer: ps.head.RC.Value.MadeInEpoch(ps.schema.Value.Epoch), Breaker: breakerReason(ps.breaker),
 	}
 	ps.snapshot, ps.drops = s, store.DropsBy{ps.id: ps.head.Drops}
 	if hold != "" || len(s.Orphans) > 0 {

@@ -65,7 +65,13 @@ type RC struct {
 	Mutator          string          `json:"mutator,omitempty"`         // term of the rollout in charge
 	Service          *Service        `json:"service,omitempty"`         // nil: the controller is no revision of a service
 	InPlace          *InPlace        `json:"in_place,omitempty"`        // nil: every pod gets what its role asks for
+	// MadeIn is the epoch in which the controller was made, as the store says. Empty: it is not known, and the controller counts as older than
+	// the present one.
+	MadeIn string `json:"made_in,omitempty" feature:"ordered"`
 }
+
+// MadeInEpoch reports whether the controller was made in an epoch of the cluster.
+func (r *RC) MadeInEpoch(epoch string) bool { return r.MadeIn != "" && r.MadeIn == epoch }
 
 // Service makes a controller a revision of a service (ADR 16).
 type Service struct {

@@ -71,6 +71,7 @@ func TestDecodeSpec(t *testing.T) {
 			"spread.skew: -1 is not valid; allowed: a whole number from 1 to 10000; 0 means 1\n" + `spread.when: "always" is not valid; allowed: prefer or require`,
 		},
 		{"spread with a slip", `"name":"web","replicas":1,"spread":{"label":"rack","skw":1}`, "spread.skw: unknown field; allowed: label, skew, when"},
+		{"what the store says", `"name":"web","replicas":1,"made_in":"n"`, "made_in: unknown field; allowed: affinity, disabled, labels, max_per_node, max_surge, min_available, mode, name, node_loss, node_selector, placing, pod, pod_labels, progress_deadline, replica_groups, replicas, spread, strategy"},
 		{"affinity", `"name":"web","replicas":1,"affinity":[{"selector":"disk=ssd","weight":100}],"placing":"pack"`, ""},
 		{
 			"affinity to nothing", `"name":"web","replicas":1,"affinity":[{"selector":"","weight":0},{"selector":"a in (","weight":101}]`,

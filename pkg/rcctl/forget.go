@@ -195,6 +195,7 @@ type deadNode struct {
 	agent   string // why its Consul agent may live; empty: it does not
 	copies  []copyOf
 	orphans int
+	epoch   string // of the cluster
 	silent  bool   // it has not said what it runs since the records are what they are
 	ordered string // pods of ordered groups that may run there; empty: none
 }
@@ -280,7 +281,7 @@ func (d *deadNode) read(ctx context.Context, s *conn) error {
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
 		return fmt.Errorf("read the schema: %w", err)
 	}
-	d.orphans, d.silent = rec.Value.OrphanCount(), rec.Value.Epoch != schema.Value.Epoch
+	d.orphans, d.epoch, d.silent = rec.Value.OrphanCount(), schema.Value.Epoch, rec.Value.Epoch != schema.Value.Epoch
 	gone, err := s.AgentGone(ctx, rec.Value.ConsulNode)
 	switch {
 	case err != nil:
@@ -304,7 +305,7 @@ func orderedOn(ctx context.Context, s *conn, d deadNode) (string, error) {
 	var placed, others []string
 	for i := range recs {
 		r := &recs[i].Value
-		if r.HasOrdered() {
+		if r.HasOrdered() && (d.orphans > 0 || !r.MadeInEpoch(d.epoch)) {
 			others = append(others, r.Name)
 		}
 		for _, there := range d.copies {

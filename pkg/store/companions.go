@@ -201,7 +201,7 @@ func (t *Owners) ReleaseMutator(ctx context.Context, f Fence, rec Rec[rc.RC], se
 	next := rec.Value
 	next.Mutator, next.Disabled = "", next.Disabled || next.Service == nil
 	ops := append(f.Ops(), consul.CheckIndex(t.keys.Schema.Key(), schemaIndex), sameRecord(t.keys.Rollouts.Key(service), was.Index))
-	return t.fenced(ctx, append(ops, cas(t.keys.RCs.Key(next.ID), next, rec.Index), t.audit(a), t.ring(next.ID)))
+	return t.fenced(ctx, append(ops, t.casRC(ctx, next, rec.Index), t.audit(a), t.ring(next.ID)))
 }
 
 // othersOf picks manifests out of what was read.

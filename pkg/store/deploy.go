@@ -182,7 +182,7 @@ func (s *Deployments) ForgetService(ctx context.Context, svc *record.Service, ma
 		if massStop {
 			c.RC.AllowMassStop = c.RC.Generation
 		}
-		ops = append(ops, cas(s.keys.RCs.Key(c.RC.ID), c.RC, c.Index), s.ring(c.RC.ID))
+		ops = append(ops, s.casRC(ctx, c.RC, c.Index), s.ring(c.RC.ID))
 	}
 	return s.commitDefinitely(ctx, "service "+name, audit, ops...)
 }

@@ -257,12 +257,8 @@ func (g *guard) allows(version string) error {
 
 // Condition implements consul.Guard.
 func (g *guard) Condition(ctx context.Context, ops []consul.Op) (consul.Op, bool, error) {
-	gate, silent, err := g.present(ctx)
 	need := newest(ops)
-	if err == nil && !need.Allowed(gate.Value.Version) { // it may have been raised
-		g.forget()
-		gate, silent, err = g.present(ctx)
-	}
+	gate, silent, err := g.presentFor(ctx, need)
 	if err != nil {
 		return consul.Op{}, false, asUnsent(err)
 	}
@@ -274,6 +270,22 @@ func (g *guard) Condition(ctx context.Context, ops []consul.Op) (consul.Op, bool
 		return consul.CheckMissing(key), !silent, nil
 	}
 	return consul.CheckIndex(key, gate.Index), true, nil
+}
+
+// presentFor is present for who needs something. A gate that does not allow it may have been raised.
+func (g *guard) presentFor(ctx context.Context, need feature.Need) (gate Rec[Gate], silent bool, err error) {
+	if gate, silent, err = g.present(ctx); err == nil && !need.Allowed(gate.Value.Version) {
+		g.forget()
+		return g.present(ctx)
+	}
+	return gate, silent, err
+}
+
+// leavesOut reports whether what a record needs must be left out of it, because the gate does not allow it.
+func (g *guard) leavesOut(ctx context.Context, record any) bool {
+	need := feature.NeedOf(record)
+	gate, _, err := g.presentFor(ctx, need)
+	return err == nil && !need.Allowed(gate.Value.Version)
 }
 
 // newest returns the newest of what operations need.

@@ -6,24 +6,12 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strings"
-	"time"
 
 	"github.com/cenkalti/backoff/v5"
-	"github.com/oklog/ulid/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
-
-// MadeAt returns when an id of NewID was made, by the clock of whoever did; for any other text the zero time.
-func MadeAt(id string) time.Time {
-	parsed, err := ulid.ParseStrict(strings.ToUpper(id))
-	if err != nil {
-		return time.Time{}
-	}
-	return ulid.Time(parsed.Time())
-}
 
 // RCIDByName returns the id of the controller with a name, or ErrNotFound.
 func (s *Views) RCIDByName(ctx context.Context, name string) (string, error) {
@@ -71,9 +59,43 @@ func (s *Operator) ChangeRC(ctx context.Context, c RCChange) error {
 	return s.change(ctx, "rc "+c.RC.Name, nil, c.Manifests, []Rec[rc.RC]{{Value: c.RC, Index: c.Index}}, c.Audit)
 }
 
+// rcsOps lists what makes (index zero) or changes controllers. One that is made says in which epoch: no node that has been silent since that began
+// can run its pods (ADR 23).
+func (s *db) rcsOps(ctx context.Context, rcs []Rec[rc.RC]) ([]consul.Op, error) {
+	var ops []consul.Op
+	var schema Rec[Schema]
+	if slices.ContainsFunc(rcs, func(r Rec[rc.RC]) bool { return r.Index == 0 }) {
+		var err error
+		schema, err = s.Schema.Get(ctx, consul.Consistent)
+		if err != nil && !errors.Is(err, ErrNotFound) && !IsCorrupt(err) {
+			return nil, fmt.Errorf("read schema: %w", err)
+		}
+		if schema.Value.Epoch != "" {
+			ops = append(ops, consul.CheckIndex(s.keys.Schema.Key(), schema.Index))
+		}
+	}
+	for i := range rcs {
+		r := rcs[i].Value
+		if rcs[i].Index == 0 {
+			r.MadeIn = schema.Value.Epoch
+		}
+		ops = append(ops, s.rcOps(ctx, &r, rcs[i].Index)...)
+	}
+	return ops, nil
+}
+
+// casRC writes a controller if it is as it was read. The epoch that it was made in is left out where the gate does not allow it: nobody has asked
+// for that.
+func (s *db) casRC(ctx context.Context, r rc.RC, index uint64) consul.Op {
+	if s.guard.leavesOut(ctx, &rc.RC{MadeIn: r.MadeIn}) {
+		r.MadeIn = ""
+	}
+	return cas(s.keys.RCs.Key(r.ID), &r, index)
+}
+
 // rcOps lists what makes (index zero) or changes a controller.
-func (s *db) rcOps(r *rc.RC, index uint64) []consul.Op {
-	ops := []consul.Op{cas(s.keys.RCs.Key(r.ID), r, index), s.ring(r.ID)}
+func (s *db) rcOps(ctx context.Context, r *rc.RC, index uint64) []consul.Op {
+	ops := []consul.Op{s.casRC(ctx, *r, index), s.ring(r.ID)}
 	if index == 0 {
 		ops = append(ops, consul.CAS(s.keys.Names.Key(r.Name), []byte(r.ID), 0), consul.Set(s.keys.Drops.Key(r.ID), []byte(NewID())))
 		if r.Service != nil {
@@ -86,11 +108,11 @@ func (s *db) rcOps(r *rc.RC, index uint64) []consul.Op {
 // change commits operations together with manifests, with controllers that are made or changed, and with the audit record of it all. Somebody else may
 // store a manifest meanwhile, for another controller and with another signature: then it is tried again.
 func (s *db) change(ctx context.Context, what string, ops []consul.Op, manifests []DeployManifest, rcs []Rec[rc.RC], a Audit) error {
-	var made []consul.Op
-	for i := range rcs {
-		made = append(made, s.rcOps(&rcs[i].Value, rcs[i].Index)...)
+	made, err := s.rcsOps(ctx, rcs)
+	if err != nil {
+		return err
 	}
-	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+	_, err = backoff.Retry(ctx, func() (struct{}, error) {
 		stored, keys, err := s.storeManifests(ctx, manifests)
 		if err != nil {
 			return struct{}{}, permanent(err)

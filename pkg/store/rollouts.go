@@ -214,7 +214,7 @@ func (t *Runs) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64,
 	ops := append(s.Fence.Ops(), t.rolloutConditions(s)...)
 	for i := range s.RCs {
 		r := &s.RCs[i]
-		ops = append(ops, cas(t.keys.RCs.Key(r.ID), r, s.View.Indices[t.keys.RCs.Key(r.ID)]), t.ring(r.ID))
+		ops = append(ops, t.casRC(ctx, *r, s.View.Indices[t.keys.RCs.Key(r.ID)]), t.ring(r.ID))
 	}
 	ops = append(ops, t.restRings(s)...)
 	service, was := s.View.Rollout.Value.Service, s.View.Rollout.Index

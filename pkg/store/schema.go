@@ -23,6 +23,8 @@ type Schema struct {
 	FormatVersion int       `json:"format_version"`
 	Epoch         string    `json:"nonce"`      // ULID; replaced when the store went back in time (R1)
 	CreatedAt     time.Time `json:"created_at"` // of the epoch
+	// WentBack: the epoch began because the store went back in time, so that nodes may have been told more than the records say (ADR 23).
+	WentBack bool `json:"went_back,omitempty" feature:"ordered"`
 }
 
 // Check refuses a format that this build does not know.
@@ -139,11 +141,12 @@ func (t *Duties) RenewEpoch(ctx context.Context, known string) error {
 			return struct{}{}, permanent(err)
 		}
 		next := newSchema(known, rec.Value.Epoch)
+		next.WentBack = !t.guard.leavesOut(ctx, &Schema{WentBack: true})
 		line := fmt.Sprintf("schema.nonce: %s -> %s, as the store went back in time", rec.Value.Epoch, next.Epoch)
 		_, err = t.c.Commit(ctx, []consul.Op{
 			cas(t.keys.Schema.Key(), next, rec.Index), t.audit(NewAudit(t.farmID, "renew-nonce", "", []string{line})),
 		})
-		if !again(err) {
+		if _, closed := errors.AsType[*feature.ClosedError](err); !closed && !again(err) { // closed: the gate went back, too, and is known by now
 			err = permanent(err)
 		}
 		return struct{}{}, err

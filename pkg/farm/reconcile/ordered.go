@@ -100,6 +100,9 @@ func (s *Snapshot) stopsItself(name string, since *time.Time, digests []string) 
 	if !s.machineLost(name) {
 		return at, "the machine lives, only its preparer is gone: start that"
 	}
+	if s.WentBack && !v.Spoke(s.Epoch) {
+		return at, "nothing but its node can tell: it has not spoken since the store went back in time, and may run a later version than the records know"
+	}
 	after, untold := s.stopsAfter(v, digests)
 	switch {
 	case untold != "":

@@ -157,6 +157,13 @@ func TestAnIndexWaitsForSilentNodes(t *testing.T) {
 		"it has stopped by now": {func(s *reconcile.Snapshot, _ *node.View) {
 			s.Manifest.Disconnect = &manifest.Disconnect{StopAfter: length(time.Second)}
 		}, 1},
+		"it may run another version": {func(s *reconcile.Snapshot, _ *node.View) {
+			s.Manifest.Disconnect, s.WentBack = &manifest.Disconnect{StopAfter: length(time.Second)}, true
+		}, 0},
+		"it has spoken since the store went back": {func(s *reconcile.Snapshot, v *node.View) {
+			s.Manifest.Disconnect, s.WentBack = &manifest.Disconnect{StopAfter: length(time.Second)}, true
+			v.Epoch, v.Orphans = s.Epoch, []pod.Orphan{{Identity: pod.Identity{RCID: "rc", Role: "main", Index: 2}, Digest: s.RC.ManifestDigest}}
+		}, 1},
 		"it was in touch until now": {func(s *reconcile.Snapshot, v *node.View) {
 			s.Manifest.Disconnect, v.LostSeen = &manifest.Disconnect{StopAfter: length(time.Second)}, s.Now
 		}, 0},

@@ -43,9 +43,11 @@ func TestALostIndexSaysWhatHelps(t *testing.T) {
 			r := *p.Reality
 			r.Digest, p.Reality = "0123456789", &r
 		}, []string{"manifest 01234567, which it may run, cannot be read", "--i-am-sure"}},
-		"never reported": {func(_ *reconcile.Snapshot, p *reconcile.Pod, _ *node.View) { p.Reality, p.Switching = nil, true }, []string{"nobody knows which versions"}},
-		"no stop_after":  {func(s *reconcile.Snapshot, _ *reconcile.Pod, _ *node.View) { s.Manifest.Disconnect = nil }, []string{"has no disconnect.stop_after"}},
-		"too old":        {func(_ *reconcile.Snapshot, _ *reconcile.Pod, v *node.View) { v.EnforcesStopAfter = false }, []string{"too old", "upgrade the preparer", "newer supervisor"}},
+		"never reported":                        {func(_ *reconcile.Snapshot, p *reconcile.Pod, _ *node.View) { p.Reality, p.Switching = nil, true }, []string{"nobody knows which versions"}},
+		"it went back, silent":                  {func(s *reconcile.Snapshot, _ *reconcile.Pod, v *node.View) { s.WentBack, v.Epoch = true, "another" }, []string{"a later version than the records know"}},
+		"it went back, and the node has spoken": {func(s *reconcile.Snapshot, _ *reconcile.Pod, _ *node.View) { s.WentBack = true }, nil},
+		"no stop_after":                         {func(s *reconcile.Snapshot, _ *reconcile.Pod, _ *node.View) { s.Manifest.Disconnect = nil }, []string{"has no disconnect.stop_after"}},
+		"too old":                               {func(_ *reconcile.Snapshot, _ *reconcile.Pod, v *node.View) { v.EnforcesStopAfter = false }, []string{"too old", "upgrade the preparer", "newer supervisor"}},
 	} {
 		s, p, v := lostOrdered()
 		c.change(s, p, v)

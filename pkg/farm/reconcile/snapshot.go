@@ -36,6 +36,8 @@ type Snapshot struct {
 	// has surely stopped by itself; see SurelyStopped.
 	EpochSince time.Time
 	Slack      time.Duration
+	// WentBack: the epoch began because the store went back in time. Nodes that have been silent since may run later versions than the records say.
+	WentBack bool
 	// Newer: the controller was made in this epoch, so that no node that has been silent since can run its pods.
 	Newer bool
 	// Unsure is what cannot be read of what nodes were told about ordered pods without a placement, "" for nothing: such pods get none.

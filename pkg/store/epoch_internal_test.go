@@ -1,0 +1,94 @@
+package store
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/feature"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// renewed renews the epoch, as after a restore, and returns the schema.
+func renewed(t *testing.T, farm *FarmSession) Schema {
+	t.Helper()
+	if err := farm.RenewEpoch(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	rec, err := farm.Schema.Get(t.Context(), Consistent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rec.Value
+}
+
+// An epoch that begins because the store went back says so. Where the gate went back with it, and does not allow that, the epoch begins all the same.
+func TestAnEpochSaysThatItBeganByGoingBack(t *testing.T) {
+	t.Parallel()
+	farm := sessions(t, 1)[0]
+	rec, err := farm.Schema.Get(t.Context(), Consistent)
+	if err != nil || rec.Value.WentBack {
+		t.Fatalf("the first epoch: %+v, %v", rec.Value, err)
+	}
+	after := renewed(t, farm)
+	if !after.WentBack || after.Epoch <= rec.Value.Epoch {
+		t.Errorf("%+v after %+v", after, rec.Value)
+	}
+	other := New(farm.c, farm.keys)
+	write(t, other, consul.Set(farm.keys.Gate.Key(), encode(newGate("0.1.0"))))
+	if again := renewed(t, farm); again.WentBack || again.Epoch <= after.Epoch {
+		t.Errorf("below the gate: %+v after %+v", again, after)
+	}
+}
+
+// A controller says in which epoch it was made, whatever its maker says, and whoever changes it leaves that alone.
+func TestAControllerSaysInWhichEpochItWasMade(t *testing.T) {
+	t.Parallel()
+	farm := sessions(t, 1)[0]
+	st := New(farm.c, farm.keys)
+	first, err := farm.Schema.Get(t.Context(), Consistent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := 1
+	write := func(id string, change func(*rc.RC)) (got rc.RC) {
+		t.Helper()
+		rec, err := st.RCs.Get(t.Context(), Consistent, id)
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			t.Fatal(err)
+		}
+		if rec.Index == 0 {
+			rec.Value = rc.RC{ID: id, Name: id, ManifestDigest: "m", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}}
+		}
+		rec.Value.Generation++
+		change(&rec.Value)
+		if err := st.Operator.ChangeRC(t.Context(), RCChange{RC: rec.Value, Index: rec.Index, Audit: NewAudit("op", "apply", id, nil)}); err != nil {
+			t.Fatal(err)
+		}
+		if rec, err = st.RCs.Get(t.Context(), Consistent, id); err != nil {
+			t.Fatal(err)
+		}
+		return rec.Value
+	}
+	same := func(*rc.RC) {}
+	if got := write("a", func(r *rc.RC) { r.MadeIn = "another" }); !got.MadeInEpoch(first.Value.Epoch) {
+		t.Errorf("made: %q", got.MadeIn)
+	}
+	next := renewed(t, farm)
+	if got := write("a", same); !got.MadeInEpoch(first.Value.Epoch) || got.MadeInEpoch(next.Epoch) {
+		t.Errorf("changed: %q", got.MadeIn)
+	}
+	if got := write("b", same); !got.MadeInEpoch(next.Epoch) {
+		t.Errorf("made later: %q", got.MadeIn)
+	}
+	other := New(farm.c, farm.keys)
+	if _, err := other.c.Commit(t.Context(), []consul.Op{consul.Set(farm.keys.Gate.Key(), encode(newGate(feature.Oldest)))}); err != nil {
+		t.Fatal(err)
+	}
+	st = st.beside(t, feature.Known.Newest())
+	for _, id := range []string{"b", "c"} {
+		if got := write(id, same); got.MadeIn != "" || got.MadeInEpoch("") {
+			t.Errorf("%s below the gate: %q", id, got.MadeIn)
+		}
+	}
+}
