@@ -16,17 +16,17 @@ import (
 // and values that a field's own UnmarshalJSON refuses come back as Errors, all of them at once. Text that is no JSON at
 // all comes back as a plain error.
 func Decode(data []byte, into any) error {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.UseNumber()
-	var doc any
-	if err := dec.Decode(&doc); err != nil {
-		return fmt.Errorf("parse document: %w", err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("parse document: something follows the first document; allowed: exactly one document")
-	}
 	var errs Errors
 	walk(json.NewDecoder(bytes.NewReader(data)), "", &errs)
+	return decode(data, into, errs)
+}
+
+// decode reads a document into a struct, unless something was or is wrong with it.
+func decode(data []byte, into any, errs Errors) error {
+	doc, err := parse(data)
+	if err != nil {
+		return err
+	}
 	check(doc, reflect.TypeOf(into).Elem(), "", &errs)
 	if err := errs.Err(); err != nil {
 		return err
@@ -35,6 +35,19 @@ func Decode(data []byte, into any) error {
 		return fmt.Errorf("parse document: %w", err)
 	}
 	return nil
+}
+
+// parse reads one document, and nothing after it.
+func parse(data []byte) (doc any, err error) {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	if err := dec.Decode(&doc); err != nil {
+		return nil, fmt.Errorf("parse document: %w", err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("parse document: something follows the first document; allowed: exactly one document")
+	}
+	return doc, nil
 }
 
 // Read decodes one strict JSON document and validates it. Mistakes come back as Errors.

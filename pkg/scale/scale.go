@@ -4,7 +4,6 @@
 package scale
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,7 +25,7 @@ type Request struct {
 	Service     string            `json:"service"`
 	Replicas    uint32            `json:"replicas"`
 	Assignments []ScaleAssignment `json:"assignments,omitempty"`
-	Spec        *Spec             `json:"spec,omitempty"`  // nil: the one that the node has of the service
+	Spec        *Spec             `json:"spec,omitempty"`  // nil: the one that the node has of the service. With an epoch it is ignored: the node has it from Consul
 	Epoch       *Epoch            `json:"epoch,omitempty"` // nil: a service of this node alone, which no farm knows
 	// Revision orders the requests of one term, and those without an epoch where it is not zero. With an epoch it is the index of Consul's at
 	// which what the request is about was written.
@@ -37,6 +36,15 @@ type Request struct {
 type ScaleAssignment struct { //nolint:revive // its name on the wire's other ends, which are written in several languages
 	Role    string   `json:"role"`
 	Indices []uint32 `json:"indices"`
+}
+
+// MarshalJSON writes no indices as an empty list: other languages have no null in its place.
+func (a ScaleAssignment) MarshalJSON() ([]byte, error) {
+	type plain ScaleAssignment
+	if a.Indices == nil {
+		a.Indices = []uint32{}
+	}
+	return json.Marshal(plain(a))
 }
 
 // Spec is what a node needs to run a service that it has never seen.
@@ -106,8 +114,8 @@ func (r Request) Assigned() []ScaleAssignment {
 	return []ScaleAssignment{group}
 }
 
-// Decode reads one request and validates it. Fields that it does not know are ignored; a body that is cut off, too long, or followed by
-// anything is an error.
+// Decode reads one request and validates it. Fields that it does not know are ignored, also those whose names differ from its own in case; a field that
+// occurs twice, a number that is null, and a body that is cut off, too long, or followed by anything are errors.
 func Decode(body io.Reader) (Request, error) {
 	data, err := io.ReadAll(io.LimitReader(body, MaxBytes+1))
 	switch {
@@ -117,25 +125,13 @@ func Decode(body io.Reader) (Request, error) {
 		return Request{}, fmt.Errorf("the request is longer than %d bytes", MaxBytes)
 	}
 	var r Request
-	switch err := decodeOne(data, &r); {
+	switch err := field.DecodeKnown(data, &r); {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return Request{}, errors.New("the request is cut off")
 	case err != nil:
 		return Request{}, fmt.Errorf("the request is not what it should be: %w", err)
 	}
 	return r, r.Validate()
-}
-
-// decodeOne reads one document, and nothing after it.
-func decodeOne(data []byte, into any) error {
-	d := json.NewDecoder(bytes.NewReader(data))
-	if err := d.Decode(into); err != nil {
-		return err
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows it")
-	}
-	return nil
 }
 
 // What may become of a request; the node's API has a status for each, and 500 for what is none of them.
