@@ -67,6 +67,27 @@ func TestStopWithoutContact(t *testing.T) {
 	b.mustKeepPID(1, pid)
 }
 
+// A session is no contact before it has the node's lock: farms count from when that was free.
+func TestASessionWithoutTheLockIsNoContact(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	lone, other := b.upload(b.stopsAfter(300*time.Millisecond)), b.upload(b.sleeper("1"))
+	b.tell(intent(0, lone, pod.Running, 10), intent(1, other, pod.Running, 10))
+	b.awaitReady(0, lone, 10)
+	b.awaitReady(1, other, 10)
+	pid := b.pid(1)
+	a.stop()
+	lock := &slowLock{t: t, take: make(chan struct{})}
+	b.startWith(func(session preparer.Session) preparer.Session { lock.Session = session; return lock })
+	b.awaitPhase(0, runtime.Stopped)
+	b.mustKeepPID(1, pid)
+	close(lock.take)
+	b.awaitPhase(0, runtime.Running)
+	b.awaitReady(0, lone, 10)
+	b.mustKeepPID(1, pid)
+}
+
 // A restart of the preparer is no silence, however long ago the contact was noted: it gets the time to find Consul.
 func TestLongRestartStopsNothing(t *testing.T) {
 	t.Parallel()

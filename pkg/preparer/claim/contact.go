@@ -17,7 +17,7 @@ import (
 // Connectivity is what is known of the connection to Consul's servers at one moment, of the node's name, and of one pod. It decides whether a
 // pod may run whose manifest says that it stops by itself when there is none, or that was stopped because the name was lost.
 type Connectivity struct {
-	Serving bool          // a session is held
+	Serving bool          // a session is held that counts as contact
 	Agreed  bool          // when this preparer last read the intents under the node's lock, the pod's was the accepted one
 	Running bool          // processes of the pod run
 	Lost    bool          // the node's name was taken over, so that nothing may run here
@@ -78,6 +78,8 @@ type Contact struct {
 	started  proc.Moment // when this preparer began to look, or went on after it had stood still
 	serving  bool
 	left     func() time.Duration // of the session: for how long it may be believed in
+	held     bool                 // the session has had the node's lock
+	counts   time.Duration        // since the machine's start: it is contact without that once it may be believed in until then
 	stood    bool                 // the session may not be believed in any more, and nobody has ended it yet
 	last     proc.Moment          // the zero value when it is not known
 	noted    proc.Moment          // last as it is on the disk
@@ -108,11 +110,20 @@ func OpenContact(dir string, reserve *durable.Reserve) (*Contact, error) {
 // Path returns the file of the note.
 func (c *Contact) Path() string { return c.path }
 
-// Begin notes whose session Serve speaks of: left is for how long it may be believed in from now on.
+// agentSeen is how long the servers must have known a session before farms have surely seen that the machine's agent lives: they ask every 10 s.
+const agentSeen = 20 * time.Second
+
+// Begin notes whose session Serve speaks of: left is for how long it may be believed in from now on. Farms count the silence of a lost node from when
+// its lock was free, so the session is no contact until it has taken the lock. One that cannot, because it lacks a permission, is contact once farms
+// have seen that the machine lives, which ends their count too.
 func (c *Contact) Begin(left func() time.Duration) {
+	now, err := proc.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.left = left
+	c.left, c.held, c.counts = left, false, now.Up+agentSeen+left()
+	if err != nil {
+		c.counts = proc.Never
+	}
 }
 
 // Serve notes that a session begins or ends. It ends at most 1.5 TTL after the servers last answered.
@@ -138,6 +149,9 @@ func (c *Contact) touch(now proc.Moment) (lasts bool) {
 	if c.left != nil {
 		over = -c.left()
 	}
+	if !c.held && now.Up-over < c.counts {
+		return false
+	}
 	lasts = over <= 0
 	last := now
 	if !lasts {
@@ -161,6 +175,10 @@ func (c *Contact) Lock(locked bool) (changed bool) {
 	defer c.mu.Unlock()
 	if c.locked == locked {
 		return false
+	}
+	if locked && !c.held {
+		c.held = true
+		c.Changed.Raise()
 	}
 	if c.informed {
 		if err == nil {
@@ -225,8 +243,8 @@ func (c *Contact) Note(now proc.Moment, stopAfter time.Duration) (due time.Durat
 	every := NoteEvery(stopAfter)
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	last, serving := c.at(now)
-	if due = proc.Never; serving {
+	last, serving, due := c.at(now)
+	if serving {
 		due = every
 	}
 	if noted := c.notedAt(); last == noted || serving && now.Since(noted) < every {
@@ -246,16 +264,19 @@ func (c *Contact) Keep() error {
 	}
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	last, _ := c.at(now)
+	last, _, _ := c.at(now)
 	return c.write(last)
 }
 
-// at returns when the last contact was, and whether it lasts.
-func (c *Contact) at(now proc.Moment) (last proc.Moment, serving bool) {
+// at returns when the last contact was, and whether it lasts; where it does not, in what time it begins by itself, proc.Never for not at all.
+func (c *Contact) at(now proc.Moment) (last proc.Moment, lasts bool, begins time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	lasts := c.touch(now)
-	return c.last, lasts
+	lasts, begins = c.touch(now), proc.Never
+	if c.serving && !c.held && !lasts {
+		begins = max(c.counts-now.Up-c.left(), MinNoteEvery)
+	}
+	return c.last, lasts, begins
 }
 
 func (c *Contact) notedAt() proc.Moment {

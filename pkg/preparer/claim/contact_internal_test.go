@@ -55,6 +55,63 @@ func TestNoteOfContactThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// A session counts from when it has the node's lock, or has lasted for so long that farms have seen the agent live, and the note is due then. Once
+// it had the lock it counts to its end.
+func TestContactOfASessionWithoutTheLock(t *testing.T) {
+	c, err := OpenContact(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := func() time.Duration { return time.Second }
+	begin := func() (now, before proc.Moment) {
+		t.Helper()
+		if now, err = proc.Now(); err != nil {
+			t.Fatal(err)
+		}
+		before = proc.Moment{Boot: now.Boot, Up: now.Up - time.Minute}
+		c.Lock(false)
+		c.last = before
+		c.Begin(func() time.Duration { return left() })
+		c.Serve(true)
+		return now, before
+	}
+	now, before := begin()
+	if conn := c.Connectivity(now); conn.Serving || c.last != before {
+		t.Errorf("a session alone: %+v, last contact %+v", conn, c.last)
+	}
+	due, err := c.Note(now, time.Minute)
+	if err != nil || due <= agentSeen-time.Second || due > agentSeen+time.Second {
+		t.Errorf("the note is due in %s, %v; want when the session counts", due, err)
+	}
+	c.Serve(false)
+	if c.last != before {
+		t.Errorf("the end of such a session: last contact %+v", c.last)
+	}
+	now, before = begin()
+	later := now
+	if later.Up += due + time.Second; !c.Connectivity(later).Serving || c.last == before {
+		t.Errorf("a session that has lasted: %+v, last contact %+v", c.Connectivity(later), c.last)
+	}
+	now, before = begin()
+	later, left = now, func() time.Duration { return due - time.Minute } // it ended before that
+	if later.Up += time.Minute; c.Connectivity(later).Serving || c.last != before {
+		t.Errorf("a session that has not lasted, long ago: %+v, last contact %+v", c.Connectivity(later), c.last)
+	}
+	left = func() time.Duration { return time.Second }
+	now, before = begin()
+	c.Lock(true)
+	if !c.Connectivity(now).Serving || c.last == before {
+		t.Errorf("it has the lock: %+v, last contact %+v", c.Connectivity(now), c.last)
+	}
+	c.Lock(false)
+	if c.last = before; !c.Connectivity(now).Serving || c.last == before {
+		t.Errorf("it had the lock: %+v, last contact %+v", c.Connectivity(now), c.last)
+	}
+	if now, before = begin(); c.Connectivity(now).Serving || c.last != before {
+		t.Errorf("the next session: %+v, last contact %+v", c.Connectivity(now), c.last)
+	}
+}
+
 // Whoever stood still does not believe what it was told before, whichever of its parts goes on first; and tries for a while to find Consul.
 func TestContactOfWhoStoodStill(t *testing.T) {
 	const after = 10 * time.Second
