@@ -290,4 +290,16 @@ func TestAgentGone(t *testing.T) {
 			t.Errorf("%s is gone: %v, %v; want %v", name, got, err, want)
 		}
 	}
+	many := []string{self}
+	for i := range 20 {
+		many = append(many, fmt.Sprintf("no-such-agent-%d", i))
+	}
+	for _, names := range [][]string{{self, "no-such-agent-1", "", "a/b ?\"%"}, many} {
+		got, err := c.Catalog.LivingNodes(t.Context(), names)
+		for _, name := range names {
+			if err != nil || got[name] != (name == self) {
+				t.Errorf("of %d: %s lives: %v, %v", len(names), name, got[name], err)
+			}
+		}
+	}
 }

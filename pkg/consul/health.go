@@ -44,6 +44,40 @@ func (h *Catalog) FailedNodes(ctx context.Context) (map[string]bool, error) {
 	return failed, nil
 }
 
+// fewNodes is for how many machines it is cheaper to ask one by one than for all at once.
+const fewNodes = 16
+
+// LivingNodes returns which of some machines have an agent that is known and has not failed. Where there are many, agents that are not among them
+// may be in the answer too.
+func (h *Catalog) LivingNodes(ctx context.Context, names []string) (map[string]bool, error) {
+	living := make(map[string]bool, len(names))
+	if len(names) <= fewNodes {
+		for _, name := range names {
+			if name == "" {
+				continue
+			}
+			gone, err := h.AgentGone(ctx, name)
+			if err != nil {
+				return nil, err
+			}
+			living[name] = !gone
+		}
+		return living, nil
+	}
+	ctx, cancel := h.c.call(ctx)
+	defer cancel()
+	opts := Consistent.options(ctx)
+	opts.Filter = `CheckID == "serfHealth"`
+	checks, meta, err := h.c.api.Health().State(api.HealthPassing, opts)
+	if err := h.c.unread(err, meta); err != nil {
+		return nil, fmt.Errorf("read living agents: %w", err)
+	}
+	for _, check := range checks {
+		living[check.Node] = true
+	}
+	return living, nil
+}
+
 // Passing returns the meta of every passing instance of a service in the servers' catalog whose meta has the given value
 // under the given key.
 func (h *Catalog) Passing(ctx context.Context, service, metaKey, metaValue string) ([]map[string]string, error) {

@@ -60,6 +60,7 @@ type cache struct {
 	orphans      map[string][]reconcile.Orphan
 	listed       map[string]orphanList  // by node: its pages of orphans as last read
 	machinesLost map[string]lostMachine // nodes whose machines have failed
+	agentsLive   map[string]uint64      // nodes without a preparer whose agents live: the FreeIndex that Consul was asked about
 	as           seen
 	waiting      map[string]bool // watches that have not delivered yet
 	ready        chan struct{}   // closed when none is waiting

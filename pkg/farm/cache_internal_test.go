@@ -69,7 +69,7 @@ func TestLostSince(t *testing.T) {
 		w.change(func() {
 			w.records[0] = map[string]*node.View{"a": {Node: node.Node{Name: "a", ConsulNode: "m"}, FreeIndex: index}}
 		})
-		w.failedSeen(map[string]uint64{"a": index}, map[string]bool{"m": true})
+		w.failedSeen(map[string]uint64{"a": index}, map[string]bool{"m": true}, nil)
 		views, _ := w.nodesAt()
 		if !views["a"].MachineLost || views["a"].LostSeen.IsZero() {
 			t.Fatalf("%+v", views["a"])
@@ -82,5 +82,24 @@ func TestLostSince(t *testing.T) {
 	}
 	if other := look(8); !other.After(first) {
 		t.Errorf("another death: lost since %s, as before", other)
+	}
+	view := func(failed, living map[string]bool) *node.View {
+		w.failedSeen(map[string]uint64{"a": 8}, failed, living)
+		views, _ := w.nodesAt()
+		return views["a"]
+	}
+	m := map[string]bool{"m": true}
+	lost := view(m, nil)
+	lives := view(nil, m)
+	if lost.AgentLives || !lives.AgentLives || lives.MachineLost || lives.DeadSeen != lost.DeadSeen {
+		t.Errorf("lost: %+v, and its agent lives: %+v", lost, lives)
+	}
+	unknown := view(nil, nil)
+	if unknown.AgentLives || unknown.MachineLost || !unknown.DeadSeen.After(lives.DeadSeen) {
+		t.Errorf("its agent is not known any more: %+v", unknown)
+	}
+	view(nil, m)
+	if again := view(m, nil); again.AgentLives || !again.LostSeen.After(lost.LostSeen) {
+		t.Errorf("its agent has failed again: %+v", again)
 	}
 }

@@ -125,6 +125,7 @@ type LockReads interface {
 type ClusterReads interface {
 	Passing(ctx context.Context) ([]string, error)
 	FailedAgents(ctx context.Context) (map[string]bool, error)
+	LivingAgents(ctx context.Context, agents []string) (map[string]bool, error) // of some that have not failed
 	MendReservation(ctx context.Context, nodeName string) (mended bool, err error)
 	SyncedEpoch(ctx context.Context) (string, error)
 	MarkSynced(ctx context.Context, schema store.Rec[store.Schema]) error

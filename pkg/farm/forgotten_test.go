@@ -104,6 +104,14 @@ func (f *faulty) FailedAgents(ctx context.Context) (map[string]bool, error) {
 	return f.Session.FailedAgents(ctx)
 }
 
+// LivingAgents knows no agent of those that are made up.
+func (f *faulty) LivingAgents(ctx context.Context, agents []string) (map[string]bool, error) {
+	if f.answers != nil || f.agents.Load() != nil {
+		return nil, nil
+	}
+	return f.Session.LivingAgents(ctx, agents)
+}
+
 func (f *faulty) Join(ctx context.Context, m store.Member) error {
 	if f.join != nil {
 		if err := f.join(); err != nil {

@@ -3,12 +3,15 @@ package farm_test
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -137,4 +140,49 @@ func TestALossIsRememberedWhileTheSchedulerFails(t *testing.T) {
 			c.statusOf("web", func(st *rc.Status) bool { return st.Available == 1 && st.Lost == 0 })
 		})
 	}
+}
+
+// The pod of an ordered group counts as lost no more when its machine's agent lives again, though its preparer does not hold the node: it may run there
+// for as long as it likes, and the status says so.
+func TestAnOrderedPodOnAMachineThatLivesAgainIsNotLost(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	stopNode := c.node("n1", nil, nil)
+	rec, err := store.Rec[node.Node]{}, error(nil)
+	consultest.Eventually(t, soon, func() error {
+		rec, err = c.store.Nodes.Get(t.Context(), store.Consistent, "n1")
+		return err
+	})
+	faults := &faulty{}
+	failed := map[string]bool{rec.Value.ConsulNode: true}
+	faults.agents.Store(&failed)
+	c.faultyFarm("f1", faults, nil)
+	c.apply("db", testManifest("db", 0), func(r *rc.RC) {
+		r.ReplicaGroups[0].Ordered = true
+		r.NodeLoss = rc.NodeLoss{After: new(field.Duration), UnmanagedAfter: new(field.Duration)}
+	})
+	c.converged("db", 1)
+	placed := func(good func(*pod.Placement) bool) {
+		t.Helper()
+		consultest.Eventually(t, soon, func() error {
+			rec, err := c.store.Pods.Get(t.Context(), store.Consistent, "db", "main.0")
+			if err == nil && !good(&rec.Value) {
+				err = fmt.Errorf("placement %s", mustJSON(t, rec))
+			}
+			return err
+		})
+	}
+	stopNode()
+	placed(func(p *pod.Placement) bool { return p.LostSince != nil && p.RunState == pod.Stopped })
+	faults.agents.Store(nil) // Consul itself says that the agent lives
+	placed(func(p *pod.Placement) bool {
+		return p.LostSince == nil && p.UnmanagedSince != nil && p.RunState == pod.Stopped && p.Node == "n1"
+	})
+	c.statusOf("db", func(st *rc.Status) bool {
+		return slices.ContainsFunc(st.Conditions, func(c rc.Condition) bool {
+			return c.Type == rc.AwaitsStop && strings.Contains(c.Reason, "the machine lives")
+		})
+	})
+	faults.agents.Store(&failed)
+	placed(func(p *pod.Placement) bool { return p.LostSince != nil })
 }

@@ -109,9 +109,12 @@ func (w *cache) join(record *node.View) *node.View {
 	if lost := w.machinesLost[v.Name]; !v.Alive && lost.index == v.FreeIndex {
 		v.MachineLost, v.LostSeen = true, lost.since
 	}
+	if index, lives := w.agentsLive[v.Name]; !v.Alive && lives && index == v.FreeIndex {
+		v.AgentLives = true
+	}
 	switch before := w.views[v.Name]; {
 	case v.Alive:
-	case before != nil && before.FreeIndex == v.FreeIndex:
+	case before != nil && before.FreeIndex == v.FreeIndex && (v.AgentLives || !before.AgentLives):
 		v.DeadSeen = before.DeadSeen
 	default:
 		v.DeadSeen = time.Now()
@@ -157,7 +160,7 @@ func (w *cache) watchFailed(ctx context.Context) error {
 				w.log.WithError(err).Warn("cannot tell lost nodes from nodes without a preparer; none counts as lost anew")
 			}
 			if err == nil {
-				w.failedSeen(free, failed)
+				w.failedSeen(free, failed, w.living(ctx, free, failed))
 			}
 			pace = min(pace*5/4, failedMax)
 		}
@@ -180,21 +183,51 @@ func (w *cache) free() map[string]uint64 {
 	return free
 }
 
-// failedSeen uses an answer: which of the nodes that were free when it was asked for are on machines that have failed. One whose
-// agent nobody knows is not among them (R10).
-func (w *cache) failedSeen(asked map[string]uint64, failed map[string]bool) {
+// living returns which machines live, of those that are asked about and have not failed. One of which nobody can tell counts as living: nothing is
+// done then that depends on its being silent.
+func (w *cache) living(ctx context.Context, asked map[string]uint64, failed map[string]bool) map[string]bool {
 	views, _ := w.nodesAt()
-	lost := map[string]lostMachine{}
-	for name, index := range asked {
-		if v := views[name]; v == nil || !failed[v.ConsulNode] {
-			continue
-		}
-		lost[name] = w.machinesLost[name]
-		if lost[name].index != index {
-			lost[name] = lostMachine{index: index, since: time.Now()}
+	var agents []string
+	for name := range asked {
+		if v := views[name]; v != nil && !failed[v.ConsulNode] {
+			agents = append(agents, v.ConsulNode)
 		}
 	}
-	if !maps.Equal(lost, w.machinesLost) {
-		w.change(func() { w.machinesLost, w.sources = lost, nil })
+	if len(agents) == 0 {
+		return nil
+	}
+	living, err := w.store.LivingAgents(ctx, agents)
+	if err == nil {
+		return living
+	}
+	if ctx.Err() == nil {
+		w.log.WithError(err).Warn("cannot tell which nodes without a preparer are on machines that live; all that have not failed count as such")
+	}
+	living = map[string]bool{}
+	for _, agent := range agents {
+		living[agent] = true
+	}
+	return living
+}
+
+// failedSeen uses an answer: which of the nodes that were free when it was asked for are on machines that have failed, and which on machines that
+// live. One whose agent nobody knows is of neither (R10).
+func (w *cache) failedSeen(asked map[string]uint64, failed, living map[string]bool) {
+	views, _ := w.nodesAt()
+	lost, lives := map[string]lostMachine{}, map[string]uint64{}
+	for name, index := range asked {
+		switch v := views[name]; {
+		case v == nil:
+		case failed[v.ConsulNode]:
+			lost[name] = w.machinesLost[name]
+			if lost[name].index != index {
+				lost[name] = lostMachine{index: index, since: time.Now()}
+			}
+		case living[v.ConsulNode]:
+			lives[name] = index
+		}
+	}
+	if !maps.Equal(lost, w.machinesLost) || !maps.Equal(lives, w.agentsLive) {
+		w.change(func() { w.machinesLost, w.agentsLive, w.sources = lost, lives, nil })
 	}
 }

@@ -132,7 +132,10 @@ type View struct {
 	MachineLost bool
 	// LostSeen is when this farm first saw that, by its own clock.
 	LostSeen time.Time
-	// DeadSeen is when this farm first saw the present death of the preparer, by its own clock.
+	// AgentLives: the preparer is dead and, as far as Consul was asked in this death, the machine's agent has not failed, and is not unknown. Its
+	// pods may run, and its preparer may be in touch without its lock.
+	AgentLives bool
+	// DeadSeen is when this farm first saw the present death of the preparer, by its own clock or, if that was later, when its agent ceased to live.
 	DeadSeen time.Time
 	// LabelVersions are those of the labels, made once for many questions; empty in a view that was not made by NewView.
 	LabelVersions LabelVersions

@@ -474,6 +474,11 @@ func (s *Agents) FailedAgents(ctx context.Context) (map[string]bool, error) {
 	return s.c.Catalog.FailedNodes(ctx)
 }
 
+// LivingAgents returns which of some Consul agents are known, and have not failed.
+func (s *Agents) LivingAgents(ctx context.Context, agents []string) (map[string]bool, error) {
+	return s.c.Catalog.LivingNodes(ctx, agents)
+}
+
 // TripBreaker trips the mass-stop breaker, if it is as it was read, and writes the audit record with it. It returns
 // ErrConflict when it is not. It bears no fence, as it belongs to no controller: the index is enough. A farm that has lost everything
 // since, and whose write lands late, can only keep pods from being stopped, and no more once an operator has reset the

@@ -21,7 +21,11 @@ func (c losses) markLost() {
 			continue
 		}
 		next := p.Placement
-		lost, unmanaged := c.s.machineLost(p.Node), !v.Alive && !c.s.machineLost(p.Node)
+		lost := c.s.machineLost(p.Node)
+		if c.s.ordered(p.Role) {
+			lost = c.s.silent(p.Node) // the time until its index is free begins anew
+		}
+		unmanaged := !v.Alive && !lost
 		changed := next.DeadIndex != v.FreeIndex
 		if changed {
 			next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, v.FreeIndex

@@ -97,7 +97,7 @@ func (s *Snapshot) stopsItself(name string, since *time.Time, digests []string) 
 	if v == nil {
 		return at, "nothing is known of that node"
 	}
-	if !s.machineLost(name) {
+	if !s.silent(name) {
 		return at, "the machine lives, only its preparer is gone: start that"
 	}
 	if s.WentBack && !v.Spoke(s.Epoch) {
@@ -140,6 +140,10 @@ func (s *Snapshot) stopsAfter(v *node.View, digests []string) (after time.Durati
 	}
 	return after, ""
 }
+
+// silent reports whether a machine is lost, and Consul does not say that its agent lives again: a preparer there may be in touch without its lock,
+// so that its pods run on.
+func (s *Snapshot) silent(name string) bool { return s.machineLost(name) && !s.Nodes[name].AgentLives }
 
 // seenLost returns for how long this farm has seen that a machine is lost. Consul forgets failed agents: of one that was lost by then, and whose
 // loss placements know, the preparer's death counts.

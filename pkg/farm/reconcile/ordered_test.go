@@ -117,7 +117,12 @@ func TestALostIndexWaits(t *testing.T) {
 	if plan = reconcile.Compute(s); len(plan.Changes) > 0 || !strings.Contains(awaits(&plan), "counts as stopped at") {
 		t.Errorf("another farm saw the loss: %q, %+v", awaits(&plan), plan.Changes)
 	}
-	gone.MachineLost, gone.LostSeen = true, since
+	gone.MachineLost, gone.DeadSeen, gone.AgentLives = false, since, true
+	if plan = reconcile.Compute(s); len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Mark || plan.Changes[0].Placement.LostSince != nil ||
+		plan.Changes[0].Placement.UnmanagedSince == nil || !strings.Contains(awaits(&plan), "the machine lives") {
+		t.Errorf("its agent lives again: %q, %+v", awaits(&plan), plan.Changes)
+	}
+	gone.MachineLost, gone.LostSeen, gone.AgentLives = true, since, false
 	if plan = reconcile.Compute(s); len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Remove || len(plan.Changes[0].NeedsDead) != 1 {
 		t.Errorf("after stop_after: %+v", plan.Changes)
 	}
@@ -177,6 +182,13 @@ func TestAnIndexWaitsForSilentNodes(t *testing.T) {
 				Identity: pod.Identity{RCID: "other", Role: "main"}, Node: "silent", RunState: pod.Running, LostSince: &s.EpochSince, DeadIndex: 9,
 			}}}}}
 		}, 1},
+		"only placements know its loss, and its agent lives": {func(s *reconcile.Snapshot, v *node.View) {
+			s.Manifest.Disconnect = &manifest.Disconnect{StopAfter: length(time.Second)}
+			v.MachineLost, v.LostSeen, v.DeadSeen, v.AgentLives = false, time.Time{}, s.EpochSince, true
+			s.Companions = []reconcile.Companion{{RCID: "other", Pods: []reconcile.Pod{{Placement: pod.Placement{
+				Identity: pod.Identity{RCID: "other", Role: "main"}, Node: "silent", RunState: pod.Running, LostSince: &s.EpochSince, DeadIndex: 9,
+			}}}}}
+		}, 0},
 		"its supervisors cannot stop it": {func(s *reconcile.Snapshot, v *node.View) {
 			s.Manifest.Disconnect, v.EnforcesStopAfter = &manifest.Disconnect{StopAfter: length(time.Second)}, false
 		}, 0},
