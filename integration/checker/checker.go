@@ -127,6 +127,9 @@ type judgement struct {
 
 	removed map[string]int64 // when the record of a controller was removed, unix nanoseconds
 
+	manifests map[string]*manifestRecord // every one that there ever was, by its digest
+	alone     map[string]int64           // since when a role is ordered, by controller and role, unix nanoseconds; of one that is gone, too
+
 	stopped map[string]*stopsBy // by the session of the farm that asked for it
 
 	restoredAt uint64               // index of the last restore
@@ -150,7 +153,7 @@ func newJudgement(events []Event, trace func(*Write)) *judgement {
 		state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), trace: trace,
 		ordered: map[string]asked{}, leaked: leaks(events), listed: map[listedPage]string{}, swept: map[string]bool{}, drains: map[string]drained{}, farms: map[string]bool{},
 		away: newAway(), hits: ofKind(events, EventMachine), mistakes: ofKind(events, EventWipe), stopped: map[string]*stopsBy{},
-		labelled: map[string][]unlabelled{}, removed: map[string]int64{},
+		labelled: map[string][]unlabelled{}, removed: map[string]int64{}, manifests: map[string]*manifestRecord{}, alone: map[string]int64{},
 	}
 }
 
@@ -165,7 +168,7 @@ func (j *judgement) looked(rule string) { j.result.Checked[rule]++ }
 // replay carries the log out, entry by entry, and shows each change of rcfarm's records to the rules.
 func (j *judgement) replay(log []Entry, events []Event) error {
 	restores := newRestores(events)
-	pending := ofKind(events, EventNode, EventLost)
+	pending := ofKind(events, EventNode, EventLost, EventSelf)
 	for i := range log {
 		e := &log[i]
 		if i > 0 && e.Index != log[i-1].Index+1 {
@@ -184,6 +187,7 @@ func (j *judgement) replay(log []Entry, events []Event) error {
 		if j.trace != nil {
 			j.trace(w)
 		}
+		j.outlived(w)
 		j.away.see(j.state, e.At)
 		if len(w.Changes) > 0 {
 			j.rules(w)
@@ -234,7 +238,7 @@ func (j *judgement) rules(w *Write) {
 	j.massStop(w)
 	j.lostRightly(w)
 	j.confirmed(w)
-	j.alone(w)
+	j.toldAlone(w)
 	j.minimum(w)
 	j.eachNode(w)
 	j.disabled(w)
@@ -269,6 +273,7 @@ func (j *judgement) remember(w *Write) {
 		j.rememberOwner(c, w.At)
 		j.rememberLabels(c, w.At)
 		j.rememberRemoval(c, w.At)
+		j.rememberOrdered(c, w.At)
 	}
 }
 

@@ -16,7 +16,8 @@ type Event struct {
 
 	// EventNode: a simulated node has just done what an intent says. EventEnd: what it runs at the end, one event for each.
 	// EventLost: its machine died, and with it all that ran and all that the node knew. EventLeak: an identity is about to be
-	// given a claim on the node although it is not there.
+	// given a claim on the node although it is not there. EventSelf: the machine has just stopped a pod by itself, as
+	// disconnect.stop_after asks for: by its own account it has been without contact since Call.
 	Node     string         `json:"node,omitempty"`
 	ID       string         `json:"id,omitempty"` // <rc-id>/<role>.<index>
 	State    string         `json:"state,omitempty"`
@@ -43,6 +44,7 @@ const (
 	EventEnd      = "end"
 	EventLost     = "lost"
 	EventLeak     = "leak"
+	EventSelf     = "self"
 	EventMachine  = "machine"
 	EventSnapshot = "snapshot"
 	EventRestore  = "restore"

@@ -10,6 +10,8 @@ import (
 type nodes struct {
 	run map[string]map[string]Event // node -> identity
 	top map[string]int64            // highest revision applied, by node and identity
+	// held are the pods that their machines have stopped by themselves, likewise: they may start again at the same revision.
+	held map[string]Event
 	// forgot are the same of machines that have died since: what they had stopped they do not know.
 	forgot map[string]forgotten
 }
@@ -23,12 +25,21 @@ type forgotten struct {
 }
 
 func newNodes() *nodes {
-	return &nodes{run: map[string]map[string]Event{}, top: map[string]int64{}, forgot: map[string]forgotten{}}
+	return &nodes{run: map[string]map[string]Event{}, top: map[string]int64{}, held: map[string]Event{}, forgot: map[string]forgotten{}}
 }
 
 func (n *nodes) runs(node, id string) (Event, bool) {
 	e, ok := n.run[node][id]
 	return e, ok
+}
+
+// last returns what a node ran last of a pod, if it runs or has been stopped by the machine itself since.
+func (n *nodes) last(node, id string) (Event, bool) {
+	if e, runs := n.runs(node, id); runs {
+		return e, true
+	}
+	e, held := n.held[node+"|"+id]
+	return e, held
 }
 
 // lose forgets a node whose machine died: nothing runs there, and it may be told the same again.
@@ -41,18 +52,25 @@ func (n *nodes) lose(j *judgement, e Event) {
 		}
 	}
 	maps.DeleteFunc(n.top, func(key string, _ int64) bool { return strings.HasPrefix(key, node+"|") })
+	maps.DeleteFunc(n.held, func(key string, _ Event) bool { return strings.HasPrefix(key, node+"|") })
 }
 
 // apply follows one act of a node: P3 in reality, and P4 on the node's side.
 func (n *nodes) apply(j *judgement, e Event) {
-	if e.Kind == EventLost {
+	switch e.Kind {
+	case EventLost:
 		n.lose(j, e)
+		return
+	case EventSelf:
+		n.stopsItself(j, e)
 		return
 	}
 	j.keeps(e)
 	key := e.Node + "|" + e.ID
 	j.looked("P4 node")
-	if e.Revision <= n.top[key] {
+	held, again := n.held[key]
+	delete(n.held, key)
+	if e.Revision <= n.top[key] && !(again && e.State == running && e.Revision == held.Revision) {
 		j.violated("P4", "node obeyed an old revision", 0, "%s on %s: %s at %d after %d", e.ID, e.Node, e.State, e.Revision, n.top[key])
 	}
 	n.top[key] = max(n.top[key], e.Revision)
@@ -64,6 +82,7 @@ func (n *nodes) apply(j *judgement, e Event) {
 		return
 	}
 	n.run[e.Node][e.ID] = e
+	j.livesAlone(e)
 	for id, other := range n.run[e.Node] {
 		if id == e.ID || j.revived(e) || j.revived(other) {
 			continue

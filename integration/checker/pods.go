@@ -168,7 +168,10 @@ func (j *judgement) leaves(w *Write, before, after *placement) {
 			return
 		}
 		if before.Node == node && j.stoppedItself(w, before) {
-			j.looked("P5 stopped by itself")
+			j.looked(GivenUpByTime)
+			if ran, ok := j.nodes.runs(node, id); ok {
+				j.violated("P5", "given up while it runs", w.Index, "%s on %s runs at revision %d, and has not stopped by itself", id, node, ran.Revision)
+			}
 			return
 		}
 		j.looked("P5 given up")

@@ -168,6 +168,8 @@ type nodeRecord struct {
 	} `json:"port_range"`
 	Labels     map[string]string `json:"labels"`
 	Epoch      string            `json:"nonce"`
+	TTL        length            `json:"ttl"`
+	Enforces   bool              `json:"enforces_stop_after"`
 	ConsulNode string            `json:"consul_node"`
 	Pages      *orphanPages      `json:"orphan_pages"`
 	Orphans    []identity        `json:"orphans"` // of older preparers
@@ -248,6 +250,7 @@ type manifestRecord struct {
 		} `json:"ports"`
 		Launchables []struct {
 			Resources resources `json:"resources"`
+			StopGrace length    `json:"stop_grace"`
 		} `json:"launchables"`
 	} `json:"manifest"`
 }
