@@ -29,6 +29,10 @@ type Node struct {
 	React func(pod.Intent) pod.Reality
 	// Takes says what a pod with a manifest takes of its node, which real preparers know from the manifest; nil: nothing.
 	Takes func(digest string) manifest.Resources
+	// StopsAfter says for how long a pod with a manifest runs on without contact, as disconnect.stop_after has it; false or nil: for ever.
+	// Supervise sees to that, and OnStopped is told of each pod that it has stopped, and since when the node has been without contact.
+	StopsAfter func(digest string) (time.Duration, bool)
+	OnStopped  func(in pod.Intent, silent time.Time)
 	// Told has farms tell the node of its intents, in place of a standing query; nil: it watches.
 	Told *Told
 
@@ -36,7 +40,9 @@ type Node struct {
 	runs    map[pod.Identity]pod.Intent  // accepted, running or stopped
 	done    map[pod.Identity]pod.Reality // what came of it
 	journal *Journal
-	amended chan struct{} // something in done changed by itself
+	amended chan struct{}         // something in done changed by itself
+	held    map[pod.Identity]bool // runs has it, but it has been stopped by itself since
+	silent  time.Time             // since when the node is without contact; the zero value while it is not
 	// newest is the newest epoch ever seen, wentBackAt the newest when the store was last seen to go back in time.
 	newest, wentBackAt string
 }
@@ -54,7 +60,7 @@ func Obey(in pod.Intent) pod.Reality {
 // processes would.
 func (n *Node) Run(ctx context.Context) error {
 	n.mu.Lock()
-	n.runs, n.done = map[pod.Identity]pod.Intent{}, map[pod.Identity]pod.Reality{}
+	n.runs, n.done, n.held = map[pod.Identity]pod.Intent{}, map[pod.Identity]pod.Reality{}, map[pod.Identity]bool{}
 	n.journal, n.amended = &Journal{}, make(chan struct{}, 1)
 	n.mu.Unlock()
 	return n.resume(ctx, true)
@@ -84,6 +90,7 @@ func (n *Node) sessions(ctx context.Context, d *door) error {
 		Kind: "preparer", Name: n.Record.Name, TTL: n.TTL, Meta: n.Store.PreparerMeta(n.Record.Name), Journal: n.journal,
 	}
 	return n.Client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
+		defer n.contact(false)
 		session := &session{node: n, door: d, out: n.Store.NodeSession(s, n.Record.Name), index: map[pod.Identity]uint64{}, written: map[pod.Identity]pod.Reality{}}
 		return session.run(ctx)
 	})
@@ -93,7 +100,7 @@ func (n *Node) sessions(ctx context.Context, d *door) error {
 func (n *Node) Die() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.runs, n.done = nil, nil
+	n.runs, n.done, n.held = nil, nil, nil
 }
 
 // Amend changes what has come of a pod that runs at a revision, as where its health check begins to fail, and has that
@@ -102,7 +109,7 @@ func (n *Node) Amend(id pod.Identity, revision int64, state pod.State, available
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	r, ok := n.done[id]
-	if in := n.runs[id]; !ok || in.State != pod.Running || in.Revision != revision {
+	if in := n.runs[id]; !ok || n.held[id] || in.State != pod.Running || in.Revision != revision {
 		return false
 	}
 	r.State, r.Available, r.Since = state, available, time.Now().UTC()
@@ -120,10 +127,19 @@ func (n *Node) Running() map[pod.Identity]pod.Intent {
 	defer n.mu.Unlock()
 	out := map[pod.Identity]pod.Intent{}
 	for id, in := range n.runs {
-		if in.State == pod.Running {
+		if in.State == pod.Running && !n.held[id] {
 			out[id] = in
 		}
 	}
+	return out
+}
+
+// accepted returns the identities that the node is to run by what it was told last, with their intents: they run, or have stopped by themselves.
+func (n *Node) accepted() map[pod.Identity]pod.Intent {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := maps.Clone(n.runs)
+	maps.DeleteFunc(out, func(_ pod.Identity, in pod.Intent) bool { return in.State != pod.Running })
 	return out
 }
 
@@ -163,6 +179,7 @@ func (t *session) run(ctx context.Context) error {
 	if err := t.acquire(ctx); err != nil {
 		return err
 	}
+	t.node.contact(true)
 	group, ctx := errgroup.WithContext(ctx)
 	ignore := func(error) {}
 	group.Go(func() error {
@@ -371,7 +388,7 @@ func (t *session) acquire(ctx context.Context) error {
 func (t *session) orphans() (epoch string, orphans []pod.Orphan) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for id, in := range t.node.Running() {
+	for id, in := range t.node.accepted() {
 		reason := pod.ReasonOrphaned
 		if seen, ok := t.intents[id]; ok {
 			if seen.Revision >= in.Revision {
@@ -398,9 +415,10 @@ func (t *session) accept(ctx context.Context, recs []store.Rec[pod.Intent]) erro
 	for _, rec := range recs {
 		in := rec.Value
 		t.node.mu.Lock()
-		newer := in.Revision > t.node.runs[in.Identity].Revision
+		before := t.node.runs[in.Identity]
+		again := t.node.held[in.Identity] && in.State == pod.Running && in.Revision == before.Revision
 		t.node.mu.Unlock()
-		if newer {
+		if in.Revision > before.Revision || again {
 			t.node.act(in)
 		}
 		if err := t.tell(ctx, in.Identity); err != nil {
@@ -414,7 +432,7 @@ func (t *session) accept(ctx context.Context, recs []store.Rec[pod.Intent]) erro
 		if _, asked := intents[id]; asked {
 			continue
 		}
-		if _, runs := t.node.Running()[id]; !runs {
+		if _, runs := t.node.accepted()[id]; !runs {
 			if err := t.out.DeleteReality(ctx, t.written[id], id, t.index[id]); err != nil && !errors.Is(err, store.ErrConflict) {
 				return err
 			}
@@ -432,6 +450,7 @@ func (n *Node) act(in pod.Intent) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.runs[in.Identity], n.done[in.Identity] = in, r
+	delete(n.held, in.Identity)
 }
 
 func (t *session) write(ctx context.Context, r pod.Reality) error {

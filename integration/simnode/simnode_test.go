@@ -100,6 +100,53 @@ func TestAmend(t *testing.T) {
 	}
 }
 
+// A pod that may not run without contact is stopped when its preparer has been away for too long, cannot be amended then, and starts again at
+// the same revision once the intent was read. One that may runs on.
+func TestPodsThatStopByThemselves(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	const after = 200 * time.Millisecond
+	stopped := make(chan time.Duration, 10)
+	r.StopsAfter = func(digest string) (time.Duration, bool) { return after, digest == "d" }
+	r.OnStopped = func(in pod.Intent, silent time.Time) {
+		if in.Revision != 5 {
+			t.Errorf("stopped %+v", in)
+		}
+		stopped <- time.Since(silent)
+	}
+	defer r.start(r.Supervise)()
+	stop := r.start(r.Run)
+	r.tell(5)
+	r.reports(5, pod.StateReady)
+	<-r.obeyed
+	if len(stopped) > 0 {
+		t.Error("it was stopped while its node was in touch")
+	}
+	stop()
+	if silent := <-stopped; silent < after {
+		t.Errorf("it was stopped after %s", silent)
+	}
+	if len(r.Running()) > 0 || r.Amend(web, 5, pod.StateReady, true) {
+		t.Error("it runs after it was stopped")
+	}
+	stop = r.start(r.Resume)
+	if in := <-r.obeyed; in.Revision != 5 || in.State != pod.Running {
+		t.Errorf("it obeyed %+v", in)
+	}
+	r.reports(5, pod.StateReady)
+	stop()
+	<-stopped
+	r.tell(6) // meanwhile it gets another one
+	defer r.start(r.Resume)()
+	if in := <-r.obeyed; in.Revision != 6 {
+		t.Errorf("it obeyed %+v", in)
+	}
+	r.reports(6, pod.StateReady)
+	if len(stopped) > 0 {
+		t.Error("it was stopped twice")
+	}
+}
+
 // A preparer that is started again finds what ran; a machine that died has to begin anew.
 func TestResumeAndDie(t *testing.T) {
 	t.Parallel()
