@@ -402,6 +402,7 @@ func (t *session) orphans() (epoch string, orphans []pod.Orphan) {
 		}
 		orphans = append(orphans, pod.Orphan{
 			Identity: id, PodID: in.PodID, Digest: in.Digest, Revision: in.Revision, Ports: in.Ports, CPU: int64(takes.CPU), Memory: int64(takes.Memory), Reason: reason,
+			Runs: true,
 		})
 	}
 	slices.SortFunc(orphans, func(a, b pod.Orphan) int { return a.Compare(b.Identity) })

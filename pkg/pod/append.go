@@ -11,7 +11,7 @@ import (
 // AppendJSON appends the placement as encoding/json writes it. One that is out of the ordinary is left to that.
 func (p *Placement) AppendJSON(b []byte) []byte {
 	if len(p.Ghosts)+len(p.Avoid)+len(p.MayRun) > 0 || p.StoppingSince != nil || p.LostSince != nil || p.UnmanagedSince != nil ||
-		p.DeadIndex != 0 || p.AdoptedAtGeneration != 0 || p.Switching {
+		p.DeadIndex != 0 || p.AdoptedAtGeneration != 0 || p.Switching || p.Epoch != "" {
 		data, err := json.Marshal(p)
 		if err != nil {
 			panic(fmt.Sprintf("encode placement %s: %v", p.Identity, err))
@@ -43,6 +43,9 @@ func (in *Intent) AppendJSON(b []byte) []byte {
 	b = field.AppendText(append(b, `,"state":`...), string(in.State))
 	b = strconv.AppendInt(append(b, `,"revision":`...), in.Revision, 10)
 	b = appendReplicas(appendStandby(b, in.Standby), in.Replicas)
+	if in.Epoch != "" {
+		b = field.AppendText(append(b, `,"epoch":`...), in.Epoch)
+	}
 	return append(b, '}')
 }
 

@@ -29,6 +29,7 @@ func TestBytesAreUpperBounds(t *testing.T) {
 			Ports: ports.Draw(t, "ports"), RunState: pod.RunState(text.Draw(t, "state")), Revision: number.Draw(t, "revision"), Switching: rapid.Bool().Draw(t, "switching"),
 			Standby:       rapid.Bool().Draw(t, "standby"),
 			MayRun:        rapid.SliceOfN(text, 0, 3).Draw(t, "may run"),
+			Epoch:         text.Draw(t, "epoch"),
 			StoppingSince: moment.Draw(t, "stopping"), LostSince: moment.Draw(t, "lost"), UnmanagedSince: moment.Draw(t, "unmanaged"),
 			DeadIndex:           rapid.Uint64().Draw(t, "death"),
 			AdoptedAtGeneration: number.Draw(t, "generation"), ChangedAt: when.Draw(t, "changed"),

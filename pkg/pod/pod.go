@@ -58,9 +58,11 @@ type Placement struct {
 	Switching bool `json:"switching,omitempty"`
 	// MayRun are other manifests that the node of a pod of an ordered group was told to run and may have begun with, since it last reported the one that it
 	// was told; an empty one stands for those that there was no room for.
-	MayRun   []string `json:"may_run,omitempty" feature:"ordered"`
-	Standby  bool     `json:"standby,omitempty"`                          // it stays out of its service's name, and counts for no minimum (ADR 16)
-	Replicas int      `json:"replicas,omitempty" feature:"role-replicas"` // of its role, when it was placed or got its manifest; nothing changes where the count does
+	MayRun []string `json:"may_run,omitempty" feature:"ordered"`
+	// Epoch of the cluster in which it was made sure that no other node may run the pod; empty where its group is not ordered, or nobody was sure.
+	Epoch    string `json:"epoch,omitempty" feature:"ordered"`
+	Standby  bool   `json:"standby,omitempty"`                          // it stays out of its service's name, and counts for no minimum (ADR 16)
+	Replicas int    `json:"replicas,omitempty" feature:"role-replicas"` // of its role, when it was placed or got its manifest; nothing changes where the count does
 
 	Ghosts              []Ghost    `json:"ghosts,omitempty"` // former nodes that have not confirmed the stop
 	StoppingSince       *time.Time `json:"stopping_since,omitempty"`
@@ -95,6 +97,9 @@ func (p *Placement) Bytes() int {
 	for _, digest := range p.MayRun {
 		size += len(`"may_run":[],,`) + field.TextBytes(digest)
 	}
+	if p.Epoch != "" {
+		size += len(`"epoch":,`) + field.TextBytes(p.Epoch)
+	}
 	for _, a := range p.Avoid {
 		const avoided = len(`"avoid":[],{"node":"","since":,"generation":,"reason":""},`)
 		size += avoided + field.TextBytes(a.Node) + field.TimeBytes + field.NumberBytes + field.TextBytes(a.Reason)
@@ -104,8 +109,8 @@ func (p *Placement) Bytes() int {
 
 // Bytes returns an upper bound of the intent's length as JSON.
 func (in *Intent) Bytes() int {
-	const rest = len(`{"rc_id":"","role":"","index":,"pod_id":"","digest":"","labels":{},"ports":{},"state":"","revision":,"standby":false,"replicas":}`)
-	return rest + in.Identity.bytes() + field.TextBytes(in.PodID) + field.TextBytes(in.Digest) + field.TextBytes(string(in.State)) +
+	const rest = len(`{"rc_id":"","role":"","index":,"pod_id":"","digest":"","labels":{},"ports":{},"state":"","revision":,"standby":false,"replicas":,"epoch":}`)
+	return rest + field.TextBytes(in.Epoch) + in.Identity.bytes() + field.TextBytes(in.PodID) + field.TextBytes(in.Digest) + field.TextBytes(string(in.State)) +
 		2*field.NumberBytes + labelBytes(in.Labels) + portBytes(in.Ports)
 }
 
@@ -176,13 +181,15 @@ type Intent struct {
 	Revision int64             `json:"revision"`
 	Standby  bool              `json:"standby,omitempty"`                          // the pod is registered under its standby name
 	Replicas int               `json:"replicas,omitempty" feature:"role-replicas"` // of its role, as processes see that are launched by this intent
+	// Epoch is that of the placement. Of a pod that does not run, the node starts nothing in another epoch than that; empty: in any.
+	Epoch string `json:"epoch,omitempty" feature:"ordered"`
 }
 
 // Intent returns the intent that belongs to the placement.
 func (p *Placement) Intent() Intent {
 	return Intent{
 		Identity: p.Identity, PodID: p.PodID, Digest: p.Digest, Labels: p.Labels, Ports: p.Ports,
-		State: p.RunState, Revision: p.Revision, Standby: p.Standby, Replicas: p.Replicas,
+		State: p.RunState, Revision: p.Revision, Standby: p.Standby, Replicas: p.Replicas, Epoch: p.Epoch,
 	}
 }
 
@@ -290,6 +297,8 @@ type Orphan struct {
 	CPU      int64          `json:"cpu,omitempty"`    // thousandths of a core
 	Memory   int64          `json:"memory,omitempty"` // bytes
 	Reason   string         `json:"reason"`           // ReasonOrphaned or ReasonAhead
+	// Runs: something of it runs. What does not, as a pod with stop_after that is held back, starts when it is adopted; older preparers do not say.
+	Runs bool `json:"runs,omitempty" feature:"ordered"`
 }
 
 // Why a pod runs without a matching intent.

@@ -94,7 +94,7 @@ func (w *worker) mustNotRun(rec *Record) (suspended bool, err error) {
 	after := stopAfter(rec.Installed.Decode())
 	now, err := proc.Now()
 	w.pods.do(func() { // all of it at once, so that an intent that is read now either decides or finds it suspended
-		if after != proc.Never || w.nameless(rec) {
+		if after != proc.Never || w.nameless(rec) || w.e.decided.outdated {
 			if err != nil {
 				return
 			}
@@ -106,7 +106,7 @@ func (w *worker) mustNotRun(rec *Record) (suspended bool, err error) {
 			return
 		}
 		if w.e.state != Suspended {
-			w.logChange(w.e, "hold back "+w.without(rec), obs.Fields{fieldRevision: w.e.rec.Intent.Revision})
+			w.logChange(w.e, "hold back "+w.without(rec, w.e.decided.outdated), obs.Fields{fieldRevision: w.e.rec.Intent.Revision})
 		}
 		w.pods.enter(w.e, Barred)
 	})
@@ -119,11 +119,15 @@ func (w *worker) nameless(rec *Record) bool {
 }
 
 // without says what a pod that is suspended lacks.
-func (w *worker) without(rec *Record) string {
-	if w.nameless(rec) {
+func (w *worker) without(rec *Record, outdated bool) string {
+	switch {
+	case w.nameless(rec):
 		return "without the node's name"
+	case outdated:
+		return "without an intent of this epoch"
+	default:
+		return "without contact to Consul"
 	}
-	return "without contact to Consul"
 }
 
 // enforcesStopAfter reports whether whatever runs here of pods with stop_after, and what is started next, is stopped by its supervisor too. The
@@ -164,8 +168,12 @@ var errSuspended = errors.New("suspended until Consul is in touch")
 
 // suspend stops what runs of a pod that must not, and returns errSuspended when nothing runs.
 func (w *worker) suspend(ctx context.Context, rec *Record) error {
-	nameless := w.nameless(rec)
+	nameless, outdated := w.nameless(rec), false
+	w.pods.do(func() { outdated = w.e.decided.outdated })
 	message := fmt.Sprintf("does not run without contact to Consul (disconnect.stop_after: %s); starts when its intent is read again", stopAfter(rec.Installed.Decode()))
+	if outdated {
+		message = "its intent is of another epoch, and it may run elsewhere; starts when its owner has made sure of that and told it anew"
+	}
 	var noted error
 	if nameless {
 		message = "stopped when the node's name was taken over from this host; starts when its intent is read again"
@@ -184,7 +192,7 @@ func (w *worker) suspend(ctx context.Context, rec *Record) error {
 	alive, _ := stopIDs(Record{}, procs)
 	if len(alive) > 0 {
 		w.withdraw(ctx)
-		w.logChange(w.e, "stop "+w.without(rec), obs.Fields{obs.Process: strings.Join(alive, " ")})
+		w.logChange(w.e, "stop "+w.without(rec, outdated), obs.Fields{obs.Process: strings.Join(alive, " ")})
 		if err := w.halt(ctx, rec, procs, alive, nil); err != nil {
 			return errors.Join(err, noted)
 		}

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -241,4 +243,65 @@ func (b *bench) awaitSuspended(index int) {
 		}
 		return fmt.Errorf("pod %s is not held back", identity(index))
 	})
+}
+
+// What a node holds back is listed as an orphan that does not run; what runs says so.
+func TestOrphansSayWhetherTheyRun(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.commit(consul.Set(b.keys.Gate.Key(), fmt.Appendf(nil, `{"version":%q}`, feature.Known.Named("ordered").Since)))
+	a := b.start()
+	lone, other := b.upload(b.stopsAfter(time.Hour)), b.upload(b.sleeper("1"))
+	b.tell(intent(0, lone, pod.Running, 10), intent(1, other, pod.Running, 10))
+	b.awaitReady(0, lone, 10)
+	b.awaitReady(1, other, 10)
+	before := b.awaitServing()
+	a.stop()
+	b.reboot(0)
+	b.forget(0)
+	b.forget(1)
+	b.start()
+	b.awaitNode("two orphans, of which one runs", func(n node.Node, session string) bool {
+		return session != "" && n.Incarnation != before.Incarnation && len(n.Orphans) == 2 && !n.Orphans[0].Runs && n.Orphans[1].Runs
+	})
+}
+
+// A pod that does not run starts only by an intent of the present epoch, where its intent names one: an older store says what was true once. What runs is
+// left alone.
+func TestAnIntentOfAnotherEpochStartsNothing(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.start()
+	lone, other := b.upload(b.stopsAfter(time.Hour)), b.upload(b.sleeper("1"))
+	told := func(index int, digest string, revision int64, epoch string) pod.Intent {
+		in := intent(index, digest, pod.Running, revision)
+		in.Epoch = epoch
+		return in
+	}
+	now := b.awaitServing().Epoch
+	b.tell(told(0, lone, 10, now), told(1, lone, 10, now))
+	b.awaitReady(0, lone, 10)
+	b.awaitReady(1, lone, 10)
+	a.stop()
+	b.reboot(0)
+	a = b.start()
+	b.awaitReady(0, lone, 10) // after a restart of the machine in the same epoch it starts as ever
+	b.tell(told(1, lone, 11, "another"))
+	pid := b.pid(1)
+	b.awaitReady(1, lone, 11)
+	b.mustKeepPID(1, pid)
+	a.stop()
+
+	b.reboot(1)
+	b.start()
+	b.awaitState(1, pod.StatePending, 11, "another epoch")
+	b.awaitPhase(1, runtime.Stopped)
+	b.tell(told(2, other, 10, "another")) // one that was never here, and that needs no contact
+	b.awaitState(2, pod.StatePending, 10, "another epoch")
+	if procs := b.procs(2); len(procs) > 0 {
+		t.Errorf("it was started: %+v", procs)
+	}
+	b.tell(told(1, lone, 12, now), told(2, other, 12, now))
+	b.awaitReady(1, lone, 12)
+	b.awaitReady(2, other, 12)
 }

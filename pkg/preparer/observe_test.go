@@ -81,10 +81,10 @@ func TestObserve(t *testing.T) {
 		"upgrade fails":         {observation{rec: upgrading, procs: up, available: true, activity: activity{state: pod.StateFailed, message: "no such file"}}, pod.StateFailed, true, rec.Intent.Digest, 9, "no such file"},
 		"orphan":                {observation{rec: rec, procs: up, available: true, decided: decided{verdict: Orphan}}, pod.StateOrphaned, true, rec.Intent.Digest, 7, "orphaned"},
 		"crashed orphan":        {observation{rec: rec, procs: procsIn(runtime.Backoff), decided: decided{verdict: Orphan}}, pod.StateFailed, false, rec.Intent.Digest, 7, "orphaned"},
-		"regressed":             {observation{rec: rec, procs: up, available: true, decided: decided{Ahead, 3}}, pod.StateReady, true, rec.Intent.Digest, 7, "revision 3"},
+		"regressed":             {observation{rec: rec, procs: up, available: true, decided: decided{Ahead, 3, false}}, pod.StateReady, true, rec.Intent.Digest, 7, "revision 3"},
 		"stopping":              {observation{rec: stopping, procs: up, available: true}, pod.StateStopping, false, rec.Intent.Digest, 9, ""},
 		"stopped":               {observation{rec: stopping.buried(time.Now())}, pod.StateStopped, false, "", 9, ""},
-		"refused":               {observation{rec: stopping.buried(time.Now()), decided: decided{Refuse, 8}}, pod.StateStopped, false, "", 9, "refused to run revision 8"},
+		"refused":               {observation{rec: stopping.buried(time.Now()), decided: decided{Refuse, 8, false}}, pod.StateStopped, false, "", 9, "refused to run revision 8"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -127,6 +127,7 @@ type entry struct {
 type decided struct {
 	verdict  Verdict
 	revision int64 // of the intent
+	outdated bool  // the accepted intent is of another epoch than it was read in
 }
 
 // activity is what a worker is doing, or what keeps it from it. The zero value means that there is nothing to say.
@@ -218,12 +219,18 @@ func (e *entry) described(reason string) (pod.Orphan, bool) {
 	digest, ports := rec.runs()
 	o := pod.Orphan{
 		Identity: rec.Intent.Identity, PodID: rec.Intent.PodID, Digest: digest, Revision: rec.Intent.Revision, Ports: ports, Reason: reason,
+		Runs: anyAlive(e.procs),
 	}
 	if m := e.manifest(); m != nil {
 		res := m.Resources()
 		o.CPU, o.Memory = res.CPU, res.Memory
 	}
 	return o, true
+}
+
+// outdated reports whether an intent names another epoch than it was read in. Then it says what was true once, and starts nothing.
+func (t *pods) outdated(in *pod.Intent) bool {
+	return in.Epoch != "" && t.epoch != "" && in.Epoch != t.epoch
 }
 
 // run is one run of a process.

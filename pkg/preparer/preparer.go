@@ -355,11 +355,11 @@ func (p *Preparer) apply(d Decision) {
 		e.interrupt()
 		p.pods.changed(e)
 		p.pods.enqueue(e)
-		e.decided = decided{verdict: Unchanged}
+		e.decided = decided{verdict: Unchanged, outdated: p.pods.outdated(&in)}
 		p.podLog(d.ID).WithFields(obs.Fields{obs.Action: string(in.State), fieldRevision: in.Revision, fieldDigest: install.Short(in.Digest)}).Info("intent accepted")
 		return
 	case Unchanged:
-		e.decided = decided{verdict: Unchanged}
+		e.decided = decided{verdict: Unchanged, outdated: p.pods.outdated(&d.Intent)}
 		if e.state == Suspended {
 			p.pods.enqueue(e)
 		}

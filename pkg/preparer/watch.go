@@ -64,8 +64,12 @@ func (p *Preparer) sawRuntime(procs []runtime.Status) {
 		for id, e := range p.pods.all {
 			changed := !reflect.DeepEqual(e.procs, all[id])
 			if changed {
+				ran := anyAlive(e.procs)
 				e.sawProcs(all[id], time.Now())
 				p.pods.changed(e)
+				if _, orphan := e.orphan(); orphan && ran != anyAlive(e.procs) {
+					p.pods.record.Raise()
+				}
 			}
 			tombstone := e.rec.StoppedAt != nil && len(e.procs) == 0
 			if (changed || first) && !tombstone {

@@ -46,6 +46,7 @@ func (k *kit) podLog(id pod.Identity) obs.Logger { return k.log.WithField(obs.Po
 func (k *kit) connectivityOf(e *entry, now proc.Moment) claim.Connectivity {
 	t := k.contact.Connectivity(now)
 	t.Agreed, t.Running, t.Lost, t.Waits = e.decided.verdict == Unchanged, anyAlive(e.procs), k.name.Lost(), e.rec.AwaitsIntent
+	t.Outdated = e.decided.outdated
 	if e.id.Local() { // its intent is on this node, and it runs on no other
 		t.Serving, t.Unread, t.Lost, t.Waits = true, 0, false, false
 	}

@@ -34,6 +34,7 @@ type orphanPages struct {
 // It returns ErrLost when the lock is not held, and after ErrConflict or ErrUnknown some pages are of one edition and some of
 // another, which no reader takes for the list; the next call mends that.
 func (t *NodeSession) WriteOrphans(ctx context.Context, epoch string, orphans []pod.Orphan, again bool) (node.OrphanPages, error) {
+	orphans = *allowed(t.guard, &orphans)
 	p := &t.orphans
 	p.mu.Lock()
 	defer p.mu.Unlock()

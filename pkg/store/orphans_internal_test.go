@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
@@ -61,6 +62,34 @@ func TestOrphansOnPages(t *testing.T) {
 		if err != nil || len(keys) != said.Count {
 			t.Errorf("pages %v of %d orphans, %v; want %d", keys, n, err, said.Count)
 		}
+	}
+}
+
+// Whether orphans run is said where the gate allows it, and left out where it does not: that orphans run is more than that they are listed.
+func TestOrphansSayWhatTheGateAllows(t *testing.T) {
+	t.Parallel()
+	st, session, _ := nodeSession(t)
+	orphans := many(2)
+	orphans[1].Runs = true
+	listed := func(want bool) {
+		t.Helper()
+		tell(t, session, "n0", orphans)
+		if got, complete := read(t, st); !complete || len(got) != 2 || got[0].Runs || got[1].Runs != want {
+			t.Errorf("%+v, whole: %t", got, complete)
+		}
+	}
+	write(t, st, consul.Set(st.keys.Gate.Key(), []byte(`{"version":"0.1.0"}`)))
+	listed(false)
+	st.raise(t, feature.Known.Named("ordered").Since)
+	tell(t, session, "n0", orphans) // which learns of it
+	listed(true)
+	write(t, st, consul.Set(st.keys.Gate.Key(), []byte(`{"version":"0.1.0"}`)))
+	if _, err := session.WriteOrphans(t.Context(), "n1", orphans, true); err == nil {
+		t.Error("it is written although the gate went down")
+	}
+	listed(false)
+	if !orphans[1].Runs {
+		t.Error("what was given was changed")
 	}
 }
 

@@ -137,8 +137,11 @@ func (c repairs) repair() {
 			c.waiting = true
 			continue // it would be started here, while it may run on a node that has not spoken yet (R1)
 		}
-		if next.RunState == pod.Running && c.s.startsBeside(p) {
+		if next.RunState == pod.Running && c.startsBeside(p) {
 			continue
+		}
+		if next.RunState == pod.Running && c.s.ordered(p.Role) && !c.s.runsThere(p) {
+			next.Epoch = c.s.Epoch
 		}
 		next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
 		in := next.Intent()

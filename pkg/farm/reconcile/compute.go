@@ -46,6 +46,7 @@ func Compute(s *Snapshot) Plan {
 		draining.drainsWait()
 	}
 	lost.markGhosts()
+	renewals{d}.renew()
 	minimum{room}.guardMinimum()
 	report{d}.report()
 	d.plan.Alone, d.plan.Unaided = alone(s, &d.plan), unaided(s, &d.plan)

@@ -244,20 +244,26 @@ func (c *scaling) scaleOrdered(role string, count int, spare, room *int) {
 
 // placeNext asks for an identity that has no placement, unless a copy of it may live all the same.
 func (c *scaling) placeNext(id pod.Identity, room *int) {
-	switch where, why := c.mayLive(id); {
+	switch where, why := c.mayLive(id, ""); {
 	case c.s.Hold != "":
 		c.waiting = true
 	case slices.ContainsFunc(c.s.Orphans, func(o Orphan) bool { return o.Identity == id }):
 		return // it is adopted, or stopped, when that may be
 	case c.s.Unsure != "":
 		c.awaitsStop = append(c.awaitsStop, fmt.Sprintf("%s.%d is not placed: what its nodes were told cannot be read: %s. Remove that intent if it is no copy that lives", id.Role, id.Index, c.s.Unsure))
-	case c.s.aliveOn(where):
-		c.awaitsStop = append(c.awaitsStop, fmt.Sprintf("%s.%d is not placed: %s %s", id.Role, id.Index, where, why))
 	case where != "":
-		c.awaitsStop = append(c.awaitsStop, fmt.Sprintf("%s.%d is not placed: %s %s. Bring the node back. Only if that machine is gone for good, with all that it ran: rcctl node forget %s --i-am-sure, which gives up every pod there", id.Role, id.Index, where, why, where))
+		c.awaitsStop = append(c.awaitsStop, fmt.Sprintf("%s.%d is not placed: %s", id.Role, id.Index, c.helped(where, why)))
 	case c.allowed(1, *room) > 0:
 		c.placeOne(id, room)
 	}
+}
+
+// helped says why a node keeps an index, and what helps.
+func (c *draft) helped(where, why string) string {
+	if c.s.aliveOn(where) {
+		return where + " " + why
+	}
+	return fmt.Sprintf("%s %s. Bring the node back. Only if that machine is gone for good, with all that it ran: rcctl node forget %s --i-am-sure, which gives up every pod there", where, why, where)
 }
 
 // Unsettled returns the identities of ordered groups that have no placement and get one by a plan. Before that it must be known what nodes were told
@@ -294,9 +300,12 @@ func (s *Snapshot) Tell(name string, in *pod.Intent) {
 
 // mayLive returns a node that may run an identity which has no placement, and why, "" for none: one that said so last, and one that has not said
 // what it runs since the records are what they are, while the controller is older than that. Such a one may have been in touch without a word:
-// what counts is when its machine was first seen lost, too.
-func (c *scaling) mayLive(id pod.Identity) (where, why string) {
+// what counts is when its machine was first seen lost, too. One node is not asked about, "" for none.
+func (c *draft) mayLive(id pod.Identity, but string) (where, why string) {
 	for _, name := range slices.Sorted(maps.Keys(c.s.Nodes)) {
+		if name == but {
+			continue
+		}
 		v := c.s.Nodes[name]
 		digests := []string{c.s.RC.ManifestOf(id.Role)}
 		listed := field.Find(v.Orphans, func(o *pod.Orphan) bool { return o.Identity == id })
@@ -362,12 +371,6 @@ func (c *drains) waitsForSiblings(p *Pod) bool {
 	return waits
 }
 
-// startsBeside reports whether to tell an ordered pod's node that it is to run would start it while another copy has not confirmed its stop.
-func (s *Snapshot) startsBeside(p *Pod) bool {
-	return s.ordered(p.Role) && !p.runs() && (len(p.Placement.Ghosts) > 0 ||
-		slices.ContainsFunc(s.Orphans, func(o Orphan) bool { return o.Identity == p.Identity && o.Node != p.Node }))
-}
-
 // endMove stops one of the copies of a pod that was moved before its group was ordered: the former one, or the new one where the former counts
 // as available alone.
 func (c moves) endMove(p *Pod) {
@@ -400,7 +403,7 @@ func (c adoption) adoptOrdered(o *Orphan, p *Pod) {
 	case p == nil && c.s.Unsure != "":
 		c.awaitsStop = append(c.awaitsStop, fmt.Sprintf("%s.%d is not adopted: what its nodes were told cannot be read: %s", o.Role, o.Index, c.s.Unsure))
 	case p == nil && rival == nil && !o.toldStop:
-		c.adoptAs(o, &Pod{Placement: pod.Placement{Identity: o.Identity}}, "runs without a placement")
+		c.adoptSole(o, &Pod{Placement: pod.Placement{Identity: o.Identity}}, "runs without a placement")
 	case p == nil && rival == nil:
 		c.stopWithout(o, "was told to stop and has no placement")
 	case p == nil:
@@ -413,7 +416,7 @@ func (c adoption) adoptOrdered(o *Orphan, p *Pod) {
 		if rival != nil {
 			c.stopDuplicate(rival, p)
 		} else if len(p.Placement.Ghosts) == 0 {
-			c.adoptAs(o, p, "runs at a higher revision than its placement")
+			c.adoptSole(o, p, "runs at a higher revision than its placement")
 		}
 	case o.Revision <= p.Revision:
 		c.stopDuplicate(o, p)

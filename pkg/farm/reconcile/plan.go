@@ -363,6 +363,9 @@ func (pl *Placer) On(id pod.Identity, nodeName string) Change {
 	}{pod: a.pod, claim: a.claim}
 	made.pod.Identity, made.pod.Node, made.claim.Pod = id, nodeName, id
 	made.pod.Revision, made.pod.Replicas = pod.NextRevision(s.Now, s.Stopped[id]), s.RC.CountOf(id.Role)
+	if s.ordered(id.Role) {
+		made.pod.Epoch = s.Epoch
+	}
 	made.intent = made.pod.Intent()
 	made.intents[0] = IntentChange{Node: nodeName, Intent: &made.intent}
 	made.reserve[0] = ReserveChange{Node: nodeName, Claim: &made.claim, Dynamic: a.dynamic}

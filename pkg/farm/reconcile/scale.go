@@ -202,7 +202,7 @@ func (c upgrades) upgrade() {
 		case to.back && c.s.limited(p) && !c.s.current(p) && !(p.Digest == to.digest(c.s, p.Role) && p.Switching):
 			continue // it has what it should
 		case p.Digest != to.digest(c.s, p.Role):
-			if (to.most > 0 || !c.s.limited(p)) && !c.s.stays(p) && !c.s.startsBeside(p) && c.s.aliveOn(p.Node) && c.s.ManifestOf(to.digest(c.s, p.Role)) != nil {
+			if (to.most > 0 || !c.s.limited(p)) && !c.s.stays(p) && !c.awaitsEpoch(p) && c.s.aliveOn(p.Node) && c.s.ManifestOf(to.digest(c.s, p.Role)) != nil {
 				outdated = append(outdated, p)
 			}
 		case !c.s.available(p) && c.s.aliveOn(p.Node):
@@ -317,7 +317,7 @@ func (c naming) switchNames() {
 		}
 	}
 	for p := range c.openRunning() {
-		if p.Placement.Standby == leaves || c.s.stays(p) || c.s.startsBeside(p) {
+		if p.Placement.Standby == leaves || c.s.stays(p) || c.startsBeside(p) {
 			continue
 		}
 		if c.s.counting(p) {

@@ -17,14 +17,16 @@ import (
 // Connectivity is what is known of the connection to Consul's servers at one moment, of the node's name, and of one pod. It decides whether a
 // pod may run whose manifest says that it stops by itself when there is none, or that was stopped because the name was lost.
 type Connectivity struct {
-	Serving bool          // a session is held that counts as contact
-	Agreed  bool          // when this preparer last read the intents under the node's lock, the pod's was the accepted one
-	Running bool          // processes of the pod run
-	Lost    bool          // the node's name was taken over, so that nothing may run here
-	Waits   bool          // the pod was stopped for that, and its intent not read since
-	Silence time.Duration // since the servers were last in touch, proc.Never when that is not known
-	Unread  time.Duration // since the intents were known under the lock, proc.Never when this preparer has not read them yet
-	Started time.Duration // since this preparer started
+	Serving bool // a session is held that counts as contact
+	Agreed  bool // when this preparer last read the intents under the node's lock, the pod's was the accepted one
+	Running bool // processes of the pod run
+	Lost    bool // the node's name was taken over, so that nothing may run here
+	// Outdated: the accepted intent is of another epoch than it was read in.
+	Outdated bool
+	Waits    bool          // the pod was stopped for that, and its intent not read since
+	Silence  time.Duration // since the servers were last in touch, proc.Never when that is not known
+	Unread   time.Duration // since the intents were known under the lock, proc.Never when this preparer has not read them yet
+	Started  time.Duration // since this preparer started
 }
 
 // startGrace is how long a preparer that starts after a longer silence tries to reach Consul before it stops a pod for that
@@ -36,6 +38,8 @@ const startGrace = 5 * time.Second
 func (t Connectivity) MayRun(stopAfter time.Duration) bool {
 	switch {
 	case t.Lost:
+		return false
+	case !t.Running && t.Outdated:
 		return false
 	case !t.Running && t.Waits:
 		return t.Agreed && t.Unread == 0

@@ -36,6 +36,8 @@ func TestMayRun(t *testing.T) {
 		"stopped for that, the intent says run":   {Connectivity{Waits: true, Serving: true, Agreed: true}, true},
 		"stopped for that, the intents not known": {Connectivity{Waits: true, Agreed: true, Unread: 1}, false},
 		"stopped for that, no intent":             {Connectivity{Waits: true, Serving: true}, false},
+		"its intent is of another epoch":          {Connectivity{Outdated: true, Serving: true, Agreed: true}, false},
+		"of another epoch, and it runs":           {Connectivity{Outdated: true, Serving: true, Agreed: true, Running: true}, true},
 		"the name is back before it was stopped":  {Connectivity{Waits: true, Serving: true, Running: true}, true},
 	} {
 		if got := tt.MayRun(after); got != tt.want {
