@@ -68,6 +68,7 @@ func (ps *reader) read(ctx context.Context) error {
 	if err := ps.readDetails(ctx); err != nil {
 		return err
 	}
+	disbelieve(s)
 	if err := ps.addRequests(ctx, s, ps.head.Requests); err != nil {
 		return err
 	}
@@ -192,7 +193,7 @@ func (ps *reader) leftoversOf(ctx context.Context, swept []store.At) ([]reconcil
 		}
 		l := reconcile.Leftover{Node: at.Node, Intent: in}
 		l.Intent.Identity = at.Identity
-		if r, reported := d.Realities[at]; reported {
+		if r, reported := d.Realities[at]; reported && r.Revision <= max(pod.MaxReported, in.Revision) {
 			l.Reality = &r
 		}
 		left = append(left, l)

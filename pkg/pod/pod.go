@@ -307,6 +307,10 @@ const (
 	ReasonAhead    = "regressed" // the intent's revision is lower than what was applied
 )
 
+// MaxReported is the highest revision that is believed of a node which nobody has told one as high. Clocks give none like it, and from there on revisions can
+// grow for as long as anybody cares.
+const MaxReported = 1 << 53
+
 // NextRevision returns the revision for a new decision about an identity: at least now in unix milliseconds, and
 // higher than every revision seen anywhere for it (R3).
 func NextRevision(now time.Time, seen ...int64) int64 {
