@@ -5,8 +5,6 @@ import (
 	"maps"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/labels"
-
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/farm/placement"
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -64,22 +62,22 @@ type PlacingNode struct {
 
 // Place returns what would become of pods of a document. placements are those of the controller of its name.
 func Place(spec *rc.Spec, placements []pod.Placement, state *plan.State) (Placing, error) {
-	sel, err := rc.ParseSelector(spec.NodeSelector)
+	groups, err := placement.NewGroups(spec, state.Epoch, state.Nodes, state.Taken)
 	if err != nil {
 		return Placing{}, err
 	}
-	p := placer{spec: spec, selector: sel, placements: placements, state: state, perNode: spec.MaxPerNode, taken: map[string]node.Reservation{}}
-	if spec.Mode == rc.EachNode {
-		p.perNode = 1
+	p := placer{spec: spec, groups: groups, placements: placements}
+	for i := range placements {
+		groups.Has(placements[i].Role, placements[i].Node, placements[i].RunState == pod.Running)
 	}
-	maps.Copy(p.taken, state.Taken)
-	out := Placing{Name: spec.Name, NodeSelector: spec.NodeSelector, MaxPerNode: p.perNode, GroupPlacing: GroupPlacing{Out: scheduler.Reasons{}, Nodes: []PlacingNode{}}}
-	if !slices.ContainsFunc(spec.ReplicaGroups, func(g rc.ReplicaGroup) bool { return g.Differs() || g.Wishes() }) {
+	out := Placing{Name: spec.Name, NodeSelector: spec.NodeSelector, MaxPerNode: groups.MaxPerNode(), GroupPlacing: GroupPlacing{Out: scheduler.Reasons{}, Nodes: []PlacingNode{}}}
+	lots := placement.Apart(spec.ReplicaGroups)
+	if lots == nil {
 		out.GroupPlacing, err = p.place(nil)
 		return out, err
 	}
-	for i := range spec.ReplicaGroups {
-		one, err := p.place(&spec.ReplicaGroups[i])
+	for i := range lots {
+		one, err := p.place(&lots[i])
 		if err != nil {
 			return Placing{}, err
 		}
@@ -89,50 +87,32 @@ func Place(spec *rc.Spec, placements []pod.Placement, state *plan.State) (Placin
 	return out, nil
 }
 
-// placer places the pods of a document, one group after the other as a pass does.
+// placer places the pods of a document, one group after the other.
 type placer struct {
 	spec       *rc.Spec
-	selector   labels.Selector
+	groups     *placement.Groups
 	placements []pod.Placement
-	state      *plan.State
-	perNode    int // limit
-	// What the groups before got.
-	taken map[string]node.Reservation
-	got   []gotten
 }
-
-// gotten is a pod that found a node.
-type gotten struct{ role, node string }
 
 // place is Place for a group; nil: for all pods.
 func (p *placer) place(g *rc.ReplicaGroup) (GroupPlacing, error) {
-	m := p.spec.Pod
-	if g != nil {
-		m = rc.GroupManifest(m, g)
-	}
-	wishes := rc.WishesFor(rc.Wishes{Spread: p.spec.Spread, Affinity: p.spec.Affinity, Placing: p.spec.Placing}, g)
-	rule := ruleOf(p.selector, p.state.Epoch, p.perNode, m)
-	request := placement.Request{
-		Want: rule.Ask, Dynamic: rule.Dynamic, MaxPerNode: p.perNode, Spread: wishes.Spread.Label, Pack: wishes.Placing == rc.PlacePack, PerNode: map[string]int{}, PerGroup: map[string]int{},
-		Nodes: p.state.Nodes, Reservations: p.taken,
+	lot, err := p.groups.Lot(g)
+	if err != nil {
+		return GroupPlacing{}, err
 	}
 	out := GroupPlacing{
-		Takes:  PodTakes{CPU: rule.Ask.CPU, Memory: rule.Ask.Memory, Ports: rule.Ask.Ports, DynamicPorts: rule.Dynamic},
-		Spread: wishes.Spread.Label, Skew: wishes.Spread.Held(), Affinity: wishes.Affinity, Pack: request.Pack,
+		Takes:  PodTakes{CPU: lot.Want.CPU, Memory: lot.Want.Memory, Ports: lot.Want.Ports, DynamicPorts: lot.Dynamic},
+		Spread: lot.Spread, Skew: lot.Wishes.Spread.Held(), Affinity: lot.Wishes.Affinity, Pack: lot.Pack, Out: lot.Excluded, Replicas: p.replicas(g),
 	}
-	for _, w := range wishes.Affinity {
-		if err := request.Preferences.Prefer(w.Selector, w.Weight); err != nil {
-			return GroupPlacing{}, err
+	for i := range p.placements {
+		if at := &p.placements[i]; at.RunState == pod.Running && (g == nil || at.Role == g.Role) {
+			out.Placed++
 		}
 	}
-	request.Order, out.Out = rule.Eligible(p.state.Nodes)
-	request.Tally = scheduler.NewTally(request.Spread, wishes.Spread.Held(), scheduler.GroupsOf(p.state.Nodes, request.Order, request.Spread))
-	out.Replicas = p.replicas(g)
-	p.count(&request, &wishes, &out, g)
 	if p.spec.Mode == rc.EachNode {
-		out.Replicas = len(request.Order)
-		for name := range request.PerNode {
-			if !slices.Contains(request.Order, name) {
+		out.Replicas = len(lot.Order)
+		for name := range lot.PerNode {
+			if !slices.Contains(lot.Order, name) {
 				out.Replicas++
 			}
 		}
@@ -142,9 +122,9 @@ func (p *placer) place(g *rc.ReplicaGroup) (GroupPlacing, error) {
 		out.Role, role = g.Role, g.Role
 	}
 	for i := range max(1, out.Replicas-out.Placed) {
-		request.Pods = append(request.Pods, pod.Identity{RCID: "planned", Role: role, Index: i})
+		lot.Pods = append(lot.Pods, pod.Identity{RCID: "planned", Role: role, Index: i})
 	}
-	p.take(&request, out.rank(request, &rule))
+	p.groups.Took(&lot, out.rank(lot.Request, &lot.Rule))
 	return out, nil
 }
 
@@ -157,44 +137,6 @@ func (p *placer) replicas(g *rc.ReplicaGroup) int {
 		return *p.spec.Replicas
 	default:
 		return rc.Total(p.spec.ReplicaGroups)
-	}
-}
-
-// count notes where pods are: those that are placed, and those that the groups before have got.
-func (p *placer) count(request *placement.Request, wishes *rc.Wishes, out *GroupPlacing, g *rc.ReplicaGroup) {
-	note := func(role, name string) {
-		if wishes.Count(role) {
-			group := scheduler.GroupOf(p.state.Nodes[name], request.Spread)
-			request.PerGroup[group]++
-			request.Tally.Add(group, 1)
-		}
-	}
-	for i := range p.placements {
-		at := &p.placements[i]
-		request.PerNode[at.Node]++
-		if at.RunState != pod.Running {
-			continue
-		}
-		if g == nil || at.Role == g.Role {
-			out.Placed++
-		}
-		note(at.Role, at.Node)
-	}
-	for _, at := range p.got {
-		request.PerNode[at.node]++
-		note(at.role, at.node)
-	}
-}
-
-// take notes what a group got, for those after it.
-func (p *placer) take(request *placement.Request, assigned []placement.Assignment) {
-	for _, a := range assigned {
-		claim := request.Want
-		claim.Pod = a.Pod
-		claim, _, _ = scheduler.ClaimOn(p.state.Nodes[a.Node], p.taken[a.Node], claim, request.Dynamic, nil) // it was found room for
-		p.taken[a.Node] = p.taken[a.Node].Clone()
-		p.taken[a.Node].Claims[a.Pod.String()] = claim
-		p.got = append(p.got, gotten{a.Pod.Role, a.Node})
 	}
 }
 

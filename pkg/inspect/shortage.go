@@ -6,10 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	k8slabels "k8s.io/apimachinery/pkg/labels"
-
+	"github.com/rcfarm/rcfarm/pkg/farm/placement"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
-	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
@@ -93,7 +91,8 @@ func refusals(s *Situation, role string, mover *pod.Placement) (reasons map[sche
 		return reasons, nil
 	}
 	next := pod.Identity{RCID: s.RC.ID}
-	rule, wishes := ruleOf(sel, s.Epoch, s.RC.MaxPerNode, s.manifestOf(role)), s.RC.WishesOf(role)
+	rule := placement.RuleFor(scheduler.Rule{Selector: sel, Epoch: s.Epoch, MaxPerNode: s.RC.MaxPerNode}, s.manifestOf(role))
+	wishes := s.RC.WishesOf(role)
 	avoids := avoids(s, mover)
 	if mover != nil {
 		next = mover.Identity
@@ -120,16 +119,6 @@ func refusals(s *Situation, role string, mover *pod.Placement) (reasons map[sche
 		}
 	}
 	return reasons, takes
-}
-
-// ruleOf is the rule for pods with a manifest, which may be nil.
-func ruleOf(sel k8slabels.Selector, epoch string, maxPerNode int, m *manifest.Manifest) scheduler.Rule {
-	rule := scheduler.Rule{Selector: sel, Epoch: epoch, MaxPerNode: maxPerNode}
-	if m != nil {
-		res := m.Resources()
-		rule.Ask, rule.Dynamic = node.NewClaim(pod.Identity{}, m.PortMap(), res.CPU, res.Memory), m.DynamicPorts()
-	}
-	return rule
 }
 
 // advice says, for each reason, why nodes take no pod and what to do.

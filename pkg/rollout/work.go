@@ -162,6 +162,12 @@ func (m *Member) setCount(n int, groups []rc.ReplicaGroup) {
 	m.Ctrl.ReplicaGroups = m.Ctrl.WithCounts(fill(n, groups, m.Direction == Up))
 }
 
+// FirstOf returns how many pods of which role a revision has that has grown to so many: one role after the other. The error is that of the order.
+func FirstOf(n int, groups []rc.ReplicaGroup, order []string) ([]rc.ReplicaGroup, error) {
+	rolling, err := ordered(groups, order)
+	return fill(n, rolling, true), err
+}
+
 func fill(n int, groups []rc.ReplicaGroup, fromFirst bool) []rc.ReplicaGroup {
 	out := field.Copy(groups)
 	for i := range out {

@@ -532,7 +532,7 @@ func TestRoom(t *testing.T) {
 		pods    int
 		reasons string
 	}{
-		{"enough", nodes(2, 2), nil, 3, 3, "resources: 1"},
+		{"enough", nodes(2, 2), nil, 3, 3, ""},
 		{"as many as wanted", nodes(2, 2), nil, 1, 1, ""},
 		{"too few slots", nodes(2, 1), nil, 9, 3, "resources: 2"},
 		{"no nodes", nodes(), nil, 1, 0, ""},

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/farm/placement"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -27,36 +28,46 @@ type Room struct {
 	Reasons scheduler.Reasons
 }
 
-// Room returns how many pods of a new revision of a service find a place now, at most as many as wanted, by the rule that farms place by.
+// Room returns how many pods of a new revision of a service find a place now, at most as many as wanted and as its groups have, as farms place them:
+// one group after the other, in the order in which they roll.
 func (s *State) Room(spec *record.ServiceSpec, wanted int) Room {
 	out := Room{Reasons: scheduler.Reasons{}}
-	selector, err := rc.ParseSelector(spec.NodeSelector)
+	groups, err := placement.NewGroups(spec.RCSpec(spec.Name), s.Epoch, s.Nodes, s.Taken)
 	if err != nil {
 		return out
 	}
-	usage := spec.Pod.Resources()
-	rule := scheduler.Rule{
-		Selector: selector, Epoch: s.Epoch, MaxPerNode: spec.PerNode(), Dynamic: spec.Pod.DynamicPorts(),
-		Ask: node.NewClaim(pod.Identity{}, spec.Pod.PortMap(), usage.CPU, usage.Memory),
+	apart := placement.Apart(spec.ReplicaGroups)
+	if apart == nil {
+		out.add(groups, nil, rc.DefaultRole, wanted)
+		return out
 	}
-	eligible, reasons := rule.Eligible(s.Nodes)
-	out.Reasons = reasons
-	for _, name := range eligible {
-		view, taken := s.Nodes[name], s.Taken[name].Clone()
-		for here := 0; out.Pods < wanted; here++ {
-			id := pod.Identity{RCID: "planned", Role: rc.DefaultRole, Index: out.Pods}
-			if reason := rule.Refuses(scheduler.Candidate{View: view, Reservation: taken, Pods: here}, id); reason != "" {
-				out.Reasons[reason]++
-				break
-			}
-			claim := rule.Ask
-			claim.Pod = id
-			claim, _, _ = scheduler.ClaimOn(view, taken, claim, rule.Dynamic, nil) // it was not refused
-			taken.Claims[id.String()] = claim
-			out.Pods++
-		}
+	first, err := rollout.FirstOf(wanted, apart, spec.Update.GroupOrder)
+	if err != nil {
+		return out
+	}
+	for _, f := range first {
+		out.add(groups, field.Find(apart, func(g *rc.ReplicaGroup) bool { return g.Role == f.Role }), f.Role, *f.Count)
 	}
 	return out
+}
+
+// add places pods of a group, nil for all, and counts those that find a place.
+func (r *Room) add(groups *placement.Groups, g *rc.ReplicaGroup, role string, wanted int) {
+	lot, err := groups.Lot(g)
+	if err != nil || wanted == 0 {
+		return
+	}
+	for i := range wanted {
+		lot.Pods = append(lot.Pods, pod.Identity{RCID: "planned", Role: role, Index: i})
+	}
+	assigned, refused := placement.Assign(lot.Request)
+	groups.Took(&lot, assigned)
+	r.Pods += len(assigned)
+	for _, why := range []scheduler.Reasons{lot.Excluded, refused} {
+		for reason, nodes := range why {
+			r.Reasons[reason] = max(r.Reasons[reason], nodes)
+		}
+	}
 }
 
 // room returns a *RefusedError where the nodes that match have no room for what the strategy starts before it stops others, and warns

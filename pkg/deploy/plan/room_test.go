@@ -52,3 +52,54 @@ func TestRetargetHasTheRoomOfWhatItReplaces(t *testing.T) {
 		})
 	}
 }
+
+// Room is counted as farms place: by each group's own manifest and wishes, the groups in the order in which they roll, and by a skew that is held.
+func TestRoomByGroup(t *testing.T) {
+	const (
+		big   = `{"role": "big", "count": 2, "resources": {"cpu": 1500}}`
+		small = `{"role": "small", "count": 2, "resources": {"cpu": 500}}`
+		none  = `replicas=null`
+	)
+	racks := func(names ...string) *plan.State {
+		slots := make([]int, len(names))
+		for i := range slots {
+			slots[i] = 9
+		}
+		s := nodes(slots...)
+		for i, rack := range names {
+			v := s.Nodes[fmt.Sprintf("n%d", i)]
+			v.Labels, v.Capacity.CPU, v.PortRange.Max = map[string]string{"rack": rack}, 2000, 2999
+		}
+		return s
+	}
+	for _, tt := range []struct {
+		name    string
+		state   *plan.State
+		spec    []string
+		wanted  int
+		pods    int
+		reasons string
+	}{
+		{"each group's resources", racks("a"), []string{none, `replica_groups=[` + big + `,` + small + `]`}, 4, 2, "resources: 1"},
+		{"they have room", racks("a", "b"), []string{none, `replica_groups=[` + big + `,` + small + `]`}, 4, 4, ""},
+		{"the first in order", racks("a"), []string{none, `replica_groups=[` + big + `,` + small + `]`, `update.group_order=["small"]`}, 2, 2, ""},
+		{"the first as declared", racks("a"), []string{none, `replica_groups=[` + big + `,` + small + `]`}, 2, 1, "resources: 1"},
+		{"only so many are wanted", racks("a"), []string{none, `replica_groups=[` + small + `,` + big + `]`}, 2, 2, ""},
+		{"more than all", racks("a", "b", "c"), []string{none, `replica_groups=[` + small + `,` + big + `]`}, 9, 4, ""},
+		{"a skew that is held", racks("a", "a", "b"), []string{`max_per_node=1`, `spread={"label": "rack", "when": "require"}`}, 9, 3, "max_per_node: 3"},
+		{"a skew that keeps out", racks("a", "a", "a", "b"), []string{`max_per_node=1`, `spread={"label": "rack", "when": "require"}`}, 9, 3, "max_per_node: 3, spread: 1"},
+		{"a group without the label", racks("a", ""), []string{`spread={"label": "rack", "when": "require"}`, `max_per_node=2`}, 9, 2, "max_per_node: 1, spread: 1"},
+		{"the skew of a group", racks("a", "a", "a", "b"), []string{none, `max_per_node=1`, `replica_groups=[{"role": "even", "count": 4, "spread": {"label": "rack", "when": "require"}}]`}, 4, 3, "max_per_node: 3, spread: 1"},
+		{"max_per_node counts all groups", racks("a", "b"), []string{none, `max_per_node=1`, `replica_groups=[{"role": "x", "count": 1, "command": "bin/x"},{"role": "y", "count": 2}]`}, 3, 2, "max_per_node: 2"},
+	} {
+		got := tt.state.Room(sample(t, tt.spec...), tt.wanted)
+		if got.Pods != tt.pods || got.Reasons.String() != tt.reasons {
+			t.Errorf("%s: %d %s, want %d %s", tt.name, got.Pods, got.Reasons, tt.pods, tt.reasons)
+		}
+		for name, taken := range tt.state.Taken {
+			if len(taken.Claims) > 0 {
+				t.Errorf("%s: what is taken on %s has changed", tt.name, name)
+			}
+		}
+	}
+}

@@ -39,7 +39,7 @@ func TestALostIndexSaysWhatHelps(t *testing.T) {
 			v.MachineLost = false
 			v.FreeIndex++
 		}, []string{"only its preparer is gone: start that"}},
-		"unreadable": {func(s *reconcile.Snapshot, p *reconcile.Pod, _ *node.View) {
+		"unreadable": {func(_ *reconcile.Snapshot, p *reconcile.Pod, _ *node.View) {
 			r := *p.Reality
 			r.Digest, p.Reality = "0123456789", &r
 		}, []string{"manifest 01234567, which it may run, cannot be read", "--i-am-sure"}},
