@@ -82,7 +82,7 @@ func (p *packing) one(ch *reconcile.Change, some int) {
 	}
 	writes, reason := reserve(p.ps.snapshot.Nodes, p.reserved, ch)
 	if reason != "" {
-		p.plan.Block(p.ps.snapshot.Now, fmt.Sprintf("%s: %s has no room: %s", ch, ch.Placement.Node, reason))
+		p.plan.Block(p.ps.snapshot.Now, fmt.Sprintf("%s: %s has no room: %s", ch, ch.Placement.Node, p.lacking(ch, reason)))
 		return
 	}
 	part := store.Part{Reservations: writes}
@@ -93,6 +93,17 @@ func (p *packing) one(ch *reconcile.Change, some int) {
 	case load != nil: // a change that no transaction takes is not made, and everything else is
 		p.plan.Block(p.ps.snapshot.Now, fmt.Sprintf("%s takes %d operations, which is more than one transaction takes", ch, load.Ops()))
 	}
+}
+
+// lacking says why a change is refused, and by what where that are ports.
+func (p *packing) lacking(ch *reconcile.Change, reason scheduler.Reason) string {
+	at := slices.IndexFunc(ch.Reserve, func(r reconcile.ReserveChange) bool { return r.Node == ch.Placement.Node && r.Claim != nil })
+	on := p.ps.snapshot.Nodes[ch.Placement.Node]
+	if reason != scheduler.Ports || at < 0 || on == nil {
+		return string(reason)
+	}
+	clash := scheduler.ClashOf(on, p.reserved[on.Name].Value, *ch.Reserve[at].Claim)
+	return fmt.Sprintf("%s: %s", reason, clash)
 }
 
 // batchFor returns the batch that a part, which is one change or several on one node, belongs into: nil for another one. Or it must wait

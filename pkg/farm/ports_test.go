@@ -6,8 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -100,4 +102,32 @@ func TestDynamicPorts(t *testing.T) {
 	}
 	c.converged("c", 1) // what was given back is enough for it
 	c.portsOf("static", "a", "b", "c")
+}
+
+// A pod may listen on a port that it does not declare, which its node then reports as in use. An upgrade that declares it goes on; nothing else is
+// placed on that number there, and what is refused is told which port it is.
+func TestAnUpgradeDeclaresAPortThatThePodHas(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	record := node.Node{Name: "n1", Capacity: node.Capacity{Slots: 10}, Address: "127.0.0.1", PortsInUse: []int{9100}}
+	c.nodes["n1"] = &simnode.Node{Record: record, TTL: ttl}
+	c.nodes["n1"].Client, c.nodes["n1"].Store = c.connect()
+	c.node("n1", nil, nil)
+	c.farm("f1")
+	c.apply("web", testManifest("web", 8080), replicas(1))
+	c.apply("other", testManifest("other", 8081), replicas(1))
+	c.converged("web", 1)
+	c.converged("other", 1)
+	with := func(id string, port int) *manifest.Manifest {
+		m := testManifest(id, port)
+		m.Ports = append(m.Ports, manifest.Port{Name: "metrics", Port: 9100})
+		return m
+	}
+	c.apply("new", with("new", 8082), replicas(1))
+	c.condition("new", rc.InsufficientNodes, true, "ports: 1")
+
+	c.apply("web", with("web", 8080), replicas(1))
+	c.converged("web", 1)
+	c.apply("other", with("other", 8081), replicas(1))
+	c.condition("other", rc.Blocked, true, "n1 has no room: ports: port 9100 is taken by web/main.0")
 }

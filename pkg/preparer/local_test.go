@@ -256,7 +256,7 @@ func TestLocalRoom(t *testing.T) {
 			m.Launchables = slices.Clone(m.Launchables)
 			m.Launchables[0].Resources.Memory = 1
 			return m
-		}(), 2, "20000 to 20001, has no 1 number left"},
+		}(), 2, "20000 to 20001, has too few numbers left"},
 		{b.sleeper("2"), 4, "slots: it offers 4, 4 are taken, 1 more are asked for"},
 	} {
 		if err := a.ask(t, scale.New("web", c.n).WithSpec(b.specOf(c.m))); !errors.Is(err, scale.ErrConflict) || !strings.Contains(err.Error(), c.want) {

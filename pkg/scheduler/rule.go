@@ -163,6 +163,16 @@ func Others(v *node.View, res node.Reservation, but pod.Identity) iter.Seq[node.
 	}
 }
 
+// inUse reports whether something on the machine has a static port that an identity wants. Where the identity is already, that may be the pod itself, which
+// listens on more than it declares: no number counts there, and its node finds out whose the socket is when the pod starts.
+func inUse(v *node.View, res node.Reservation, id pod.Identity, port int) bool {
+	if !slices.Contains(v.PortsInUse, port) {
+		return false
+	}
+	_, holds := res.Claims[id.String()]
+	return !holds && !slices.ContainsFunc(v.Orphans, func(o pod.Orphan) bool { return o.Identity == id })
+}
+
 // takenBesides is Fits, and returns the ports that others have: identities, and whatever else is on the machine (ADR 25).
 func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node.Claim) (map[int]bool, Reason) {
 	if res.Ineligible {
@@ -180,6 +190,11 @@ func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node
 		}
 	}
 	own, holds := res.Claims[id.String()]
+	for _, port := range want.Ports {
+		if taken[port] || inUse(v, res, id, port) {
+			return nil, Ports
+		}
+	}
 	for _, port := range v.PortsInUse {
 		if slices.Contains(own.Ports, port) {
 			continue // whatever the node takes it for
@@ -188,11 +203,6 @@ func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node
 			taken = map[int]bool{}
 		}
 		taken[port] = true
-	}
-	for _, port := range want.Ports {
-		if taken[port] {
-			return nil, Ports
-		}
 	}
 	limit := v.Capacity
 	if holds && want.CPU <= own.CPU {

@@ -24,9 +24,14 @@ func TestFits(t *testing.T) {
 		return node.Reservation{Claims: map[string]node.Claim{identity("other", 1).String(): h}}
 	}
 	mine := node.Reservation{Claims: map[string]node.Claim{id.String(): {Ports: []int{80}, CPU: 1000, Memory: 1000}}}
+	both := claimed(node.Claim{Ports: []int{90}})
+	both.Claims[id.String()] = node.Claim{Ports: []int{80}}
 	full := claimed(node.Claim{CPU: 900, Memory: 900}) // since the node has a limit
 	full.Claims[id.String()] = node.Claim{CPU: 500, Memory: 500}
 	boundless := &node.View{Node: node.Node{Name: "n", Capacity: node.Capacity{Slots: 2}}}
+	busy, returned := *view, *view
+	busy.PortsInUse = []int{80, 90}
+	returned.PortsInUse, returned.Orphans = busy.PortsInUse, []pod.Orphan{{Identity: id}}
 	for name, c := range map[string]struct {
 		view *node.View
 		res  node.Reservation
@@ -51,6 +56,11 @@ func TestFits(t *testing.T) {
 		"over-full, a new pod":   {view, claimed(node.Claim{CPU: 1100}), node.Claim{}, scheduler.Resources},
 		"orphan holds a port":    {&orphaned, node.Reservation{}, node.Claim{Ports: []int{80}}, scheduler.Ports},
 		"orphan holds a slot":    {&orphaned, claimed(node.Claim{}), node.Claim{}, scheduler.Resources},
+
+		"in use on the machine":         {&busy, claimed(node.Claim{}), node.Claim{Ports: []int{90}}, scheduler.Ports},
+		"in use, and the pod is there":  {&busy, mine, node.Claim{Ports: []int{80, 90}}, ""},
+		"in use, and it runs unclaimed": {&returned, node.Reservation{}, node.Claim{Ports: []int{90}}, ""},
+		"in use, and another has it":    {&busy, both, node.Claim{Ports: []int{80, 90}}, scheduler.Ports},
 	} {
 		if got := scheduler.Fits(c.view, c.res, id, c.want); got != c.says {
 			t.Errorf("%s: %q, want %q", name, got, c.says)

@@ -3,10 +3,8 @@ package local
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -89,7 +87,7 @@ func (s *Service) find(r *Replica, res *node.Reservation, v *node.View) error {
 		reason = scheduler.Fits(v, *res, id, claim)
 	}
 	if reason != "" {
-		return fmt.Errorf("%w: no room for %s on node %s: %s", scale.ErrConflict, id, v.Name, missing(v, *res, claimOf(id, ports, m), m, reason))
+		return fmt.Errorf("%w: no room for %s on node %s: %s", scale.ErrConflict, id, v.Name, missing(v, *res, claimOf(id, ports, m), reason))
 	}
 	maps.Copy(ports, numbers)
 	res.Claims[id.String()] = claim
@@ -103,12 +101,12 @@ func (s *Service) find(r *Replica, res *node.Reservation, v *node.View) error {
 }
 
 // missing says what a node lacks for a claim.
-func missing(v *node.View, res node.Reservation, want node.Claim, m *manifest.Manifest, reason scheduler.Reason) string {
+func missing(v *node.View, res node.Reservation, want node.Claim, reason scheduler.Reason) string {
 	switch reason {
 	case scheduler.Drained:
 		return "it is drained; rcctl node undrain opens it"
 	case scheduler.Ports:
-		return portsMissing(v, res, want, m)
+		return scheduler.ClashOf(v, res, want).String()
 	case scheduler.Resources:
 	default:
 		return string(reason)
@@ -131,23 +129,6 @@ func missing(v *node.View, res node.Reservation, want node.Claim, m *manifest.Ma
 		add("memory (bytes)", v.Capacity.Memory, memory, want.Memory)
 	}
 	return strings.Join(lacks, "; ")
-}
-
-func portsMissing(v *node.View, res node.Reservation, want node.Claim, m *manifest.Manifest) string {
-	others := slices.SortedFunc(scheduler.Others(v, res, want.Pod), func(a, b node.Claim) int { return a.Pod.Compare(b.Pod) })
-	for _, h := range others {
-		for _, port := range want.Ports {
-			if slices.Contains(h.Ports, port) {
-				return fmt.Sprintf("port %d is taken by %s", port, h.Pod)
-			}
-		}
-	}
-	for _, port := range want.Ports {
-		if slices.Contains(v.PortsInUse, port) {
-			return fmt.Sprintf("port %d is held by something else on the machine", port)
-		}
-	}
-	return fmt.Sprintf("its range of dynamic ports, %d to %d, has no %s left", v.PortRange.Min, v.PortRange.Max, field.Count(len(m.DynamicPorts()), "number"))
 }
 
 // Rebuild returns the first reservation of a node, or of one whose record was lost: with the labels' version, and with the claims of what runs there.
