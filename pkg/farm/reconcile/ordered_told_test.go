@@ -39,6 +39,11 @@ func TestALostIndexSaysWhatHelps(t *testing.T) {
 			v.MachineLost = false
 			v.FreeIndex++
 		}, []string{"only its preparer is gone: start that"}},
+		"the slack counts": {func(s *reconcile.Snapshot, _ *reconcile.Pod, _ *node.View) { s.Slack = 2 * time.Hour }, []string{"counts as stopped at"}},
+		"it has put aside what it was told": {func(_ *reconcile.Snapshot, p *reconcile.Pod, _ *node.View) {
+			r := *p.Reality
+			r.Revision, p.Reality, p.MayRun = p.Revision, &r, []string{"gone"}
+		}, nil},
 		"unreadable": {func(_ *reconcile.Snapshot, p *reconcile.Pod, _ *node.View) {
 			r := *p.Reality
 			r.Digest, p.Reality = "0123456789", &r
