@@ -100,8 +100,8 @@ func begin(s Start, running *Record) (Started, error) {
 func (s *Start) movable(kind string) error {
 	why := cmp.Or(s.OnlyInPlace, onlyInPlace(&s.New))
 	for i := range s.Old {
-		if s.Old[i].RC.EachNode() {
-			why = cmp.Or(why, onlyInPlace(&s.Old[i].RC))
+		if old := &s.Old[i].RC; old.EachNode() || old.HasOrdered() {
+			why = cmp.Or(why, onlyInPlace(old))
 		}
 	}
 	if why == "" || kind == InPlaceStrategy || !s.hasPods() {

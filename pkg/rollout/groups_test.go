@@ -1,8 +1,10 @@
 package rollout_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -271,6 +273,24 @@ func TestWhichRolesAnUpgradeInPlaceCounts(t *testing.T) {
 		p := w.rcs["r1"].InPlace
 		if !slices.Equal(p.Roles, c.want) || p.From != c.from || p.Limit != c.limit {
 			t.Errorf("%s: %+v", name, p)
+		}
+	}
+}
+
+// No index of an ordered group may have two living copies: neither where the successor has such a group nor where the controller that it follows has one.
+func TestOnlyInPlaceWhereAGroupIsOrdered(t *testing.T) {
+	groups := map[bool][]rc.ReplicaGroup{false: groupsOf(3), true: groupsOf(3)}
+	groups[true][0].Ordered = true
+	for _, kind := range []string{rollout.AvailabilityStrategy, rollout.BlueGreenStrategy, rollout.ResourceUtilStrategy, rollout.CanaryStrategy} {
+		for _, ordered := range []struct{ old, next, refused bool }{{true, true, true}, {false, true, true}, {true, false, true}, {false, false, false}} {
+			old := rc.RC{ID: "r1", Name: "web-r1", ManifestDigest: "d1", ReplicaGroups: groups[ordered.old], Generation: 3, Service: &rc.Service{Name: "web", Revision: 1}}
+			next := rc.RC{ID: "r2", Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groups[ordered.next], Service: &rc.Service{Name: "web", Revision: 2}}
+			st := &rc.Status{RCID: "r1", ObservedGeneration: 3, Desired: 3, Placed: 3, Available: 3, Epoch: "n1"}
+			start := rollout.Start{ID: "R", Service: "web", By: "ann", Now: t0, Epoch: "n1", Knobs: rollout.Knobs{Strategy: kind}, New: next, Old: []rollout.Seen{{RC: old, Status: st}}}
+			_, err := rollout.Begin(start)
+			if ordered.refused && (!errors.Is(err, rollout.ErrRefused) || !strings.Contains(err.Error(), "it has an ordered group")) || !ordered.refused && err != nil {
+				t.Errorf("%s, %+v: %v", kind, ordered, err)
+			}
 		}
 	}
 }
