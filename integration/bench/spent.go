@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,12 +26,55 @@ type spenders struct {
 // spending is what they have used so far.
 type spending struct {
 	farm, consul, nodes time.Duration
-	requests            float64 // that Consul has answered, those for liveness left out
+	requests            float64            // that Consul has answered, those for liveness left out
+	did                 map[string]float64 // by the farm, by what; see deeds
+}
+
+// deeds are what a farm counts of its work, by what a report calls it: unlike times they do not depend on what else the machine does.
+var deeds = map[string]string{
+	"passes":  "rcfarm_farm_passes_total",   // looks at controllers
+	"batches": "rcfarm_farm_batches_total",  // their write transactions
+	"steps":   "rcfarm_rollout_steps_total", // those of rollouts
+}
+
+// didSoFar reads the farm's own metrics.
+func didSoFar(ctx context.Context, farm *process) (map[string]float64, error) {
+	page, err := cluster.Get(ctx, "http://"+farm.debug+"/metrics")
+	if err != nil {
+		return nil, err
+	}
+	did := map[string]float64{}
+	for what, metric := range deeds {
+		if did[what], err = sumOf(page, metric); err != nil {
+			return nil, err
+		}
+	}
+	return did, nil
+}
+
+// sumOf adds up a metric of a page for Prometheus, whatever its labels.
+func sumOf(page, metric string) (sum float64, err error) {
+	for line := range strings.Lines(page) {
+		labels, ok := strings.CutPrefix(strings.TrimSpace(line), metric+"{")
+		if !ok {
+			continue
+		}
+		_, value, _ := strings.Cut(labels, "} ")
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return 0, fmt.Errorf("metric %s: %w", metric, err)
+		}
+		sum += n
+	}
+	return sum, nil
 }
 
 func (s spenders) now(ctx context.Context) (now spending, err error) {
 	answered, err := requestsOf(ctx, s.consul.addr)
 	now.requests = answered.others
+	var unread error
+	now.did, unread = didSoFar(ctx, s.farm)
+	err = errors.Join(err, unread)
 	for pid, to := range map[int]*time.Duration{s.farm.cmd.Process.Pid: &now.farm, s.consul.proc.Pid: &now.consul, os.Getpid(): &now.nodes} {
 		used, e := cpu(pid)
 		*to, err = used, errors.Join(err, e)
@@ -60,6 +106,9 @@ func (b *bench) metered(ctx context.Context, name string, who spenders, do func(
 	b.report.add(name+"/consul", each(after.consul-before.consul), "ms CPU/stage", goal{})
 	b.report.add(name+"/nodes", each(after.nodes-before.nodes), "ms CPU/stage", goal{})
 	b.report.add(name+"/requests", (after.requests-before.requests)/float64(steps), "1/stage", goal{})
+	for _, what := range slices.Sorted(maps.Keys(deeds)) {
+		b.report.add(name+"/"+what, (after.did[what]-before.did[what])/float64(steps), "1/stage", goal{})
+	}
 	return nil
 }
 
