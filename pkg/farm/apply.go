@@ -30,11 +30,15 @@ type writer struct {
 // apply writes the plan's changes and status. It returns how many changes landed, and the error that made the pass end
 // early: ErrUnknown before anything else, because it asks for a bump.
 func (ps *writer) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, err error) {
+	next := ps.next(plan)
+	if ps.forgetsLater(plan, next) {
+		return 0, nil
+	}
 	batches, err := ps.batches(ctx, plan)
 	if err != nil {
 		return 0, err
 	}
-	last := ps.foresee(plan, batches)
+	last := ps.foresee(plan, next, batches)
 	plan.Status.CarrySince(ps.head.Status)
 	ps.track(plan)
 	differs := statusDiffers(ps.head.Status, &plan.Status) && !ps.mem.recordless
@@ -95,14 +99,39 @@ func (ps *writer) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, e
 // inFlight is how many batches of one pass are in flight at once.
 const inFlight = 8
 
-// foresee makes the plan's status that which another look would find once all of its batches have landed, where that is known and
-// nothing else is left to do. What is written last then bears it: it returns a batch for that, nil where the only one of the pass does.
-func (ps *writer) foresee(plan *reconcile.Plan, batches []*batch) (last *batch) {
-	if ps.resync || ps.mem.recordless || ps.kit.books != nil || changesIn(batches) != len(plan.Changes) {
+// next returns the plan that another look would make once all changes of this one have landed, nil where that is not known or something else is
+// left to do.
+func (ps *writer) next(plan *reconcile.Plan) *reconcile.Plan {
+	if ps.resync || ps.mem.recordless || ps.kit.books != nil {
 		return nil
 	}
 	next, ok := reconcile.Foresee(ps.snapshot, plan)
 	if !ok {
+		return nil
+	}
+	return &next
+}
+
+// forgetsLater reports whether a plan that only forgets pods which have stopped is left to a later look: others stop still, and their nodes most
+// likely confirm that soon. All are forgotten in one write then, which tells the runner of a rollout once. That waits as long as the status may which comes
+// with it; the plan has that status then.
+func (ps *writer) forgetsLater(plan, next *reconcile.Plan) bool {
+	if next == nil || next.Status.Stopping == 0 {
+		return false
+	}
+	then := *next
+	then.Status.CarrySince(ps.head.Status)
+	ps.track(&then)
+	if ps.later = ps.statusMayWait(&then); ps.later > 0 {
+		plan.Status, plan.Again, plan.Alone = then.Status, then.Again, then.Alone
+	}
+	return ps.later > 0
+}
+
+// foresee makes the plan's status that which another look would find once all of its batches have landed, where that is known. What is written
+// last then bears it: it returns a batch for that, nil where the only one of the pass does.
+func (ps *writer) foresee(plan, next *reconcile.Plan, batches []*batch) (last *batch) {
+	if next == nil || changesIn(batches) != len(plan.Changes) {
 		return nil
 	}
 	ps.foreseen = true

@@ -60,17 +60,39 @@ func (ps *pass) expect(plan *reconcile.Plan, wrote int) {
 	for i := range plan.Changes {
 		if p := plan.Changes[i].Placement; p != nil {
 			e.add(store.At{Node: p.Node, Identity: p.Identity})
-			if p.RunState == pod.Stopped {
-				e.stops = append(e.stops, p.Node)
-			}
 		}
 	}
+	e.stops = freeing(ps.snapshot.Pods, plan.Changes, wrote == len(plan.Changes))
 	ps.kit.companionIndex.leaves(ps.id, slices.Clip(e.at))
 	if !e.nodes {
 		for i := range ps.snapshot.Companions {
 			note(ps.snapshot.Companions[i].Pods)
 		}
 	}
+}
+
+// freeing returns the nodes that give room back once they confirm a stop: those of pods that were asked to stop before, and of those that a plan
+// asks now. Pods that it forgets are not among them where it has landed.
+func freeing(pods []reconcile.Pod, changes []reconcile.Change, landed bool) (nodes []string) {
+	changed := map[pod.Identity]bool{}
+	note := func(p *pod.Placement) {
+		if p.RunState == pod.Stopped && len(nodes) < mostExpected && !slices.Contains(nodes, p.Node) {
+			nodes = append(nodes, p.Node)
+		}
+	}
+	for i := range changes {
+		ch := &changes[i]
+		changed[ch.Identity] = ch.Placement != nil || landed
+		if ch.Placement != nil {
+			note(ch.Placement)
+		}
+	}
+	for i := range pods {
+		if !changed[pods[i].Identity] {
+			note(&pods[i].Placement)
+		}
+	}
+	return nodes
 }
 
 // add notes where pods are, each place once.

@@ -21,6 +21,16 @@ type Expected struct {
 	NodesFreed []string // whose reservations give room back
 }
 
+// bound leaves out what has no room in a transaction that takes so many operations more: reservations before realities, which each pass needs.
+func (e *Expected) bound(room int) {
+	if len(e.Realities)+len(e.NodesFreed) > room {
+		e.NodesFreed = nil
+	}
+	if len(e.Realities) > room {
+		e.Realities = nil
+	}
+}
+
 // Early is what was expected, all of it at one moment.
 type Early struct {
 	Expected
@@ -38,9 +48,7 @@ type Early struct {
 // the rest does not either, or where some of it cannot be read: who reads one thing after the other finds out which.
 func (t *Passes) ReadEarly(ctx context.Context, e Expected) *Early {
 	r := t.earlyKeys(&e)
-	if at := r.Operations() + len(e.Realities) + len(e.NodesFreed); at > consul.MaxTxnOps {
-		e.Realities, e.NodesFreed = nil, nil
-	}
+	e.bound(consul.MaxTxnOps - r.Operations())
 	r.Keys = slices.Concat(r.Keys, t.keys.Realities.KeysAt(e.Realities), t.keys.Reservations.Keys(e.NodesFreed))
 	if r.Operations() > consul.MaxTxnOps {
 		return nil

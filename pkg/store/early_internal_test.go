@@ -87,3 +87,14 @@ func TestWhatIsReadEarlyIsWhatIsReadLater(t *testing.T) {
 		t.Errorf("more than fits into a transaction: %+v", got)
 	}
 }
+
+// Where a transaction has no room for all that is expected, reservations are left out first: each look needs realities.
+func TestWhatHasNoRoomIsReadLater(t *testing.T) {
+	t.Parallel()
+	for room, want := range map[int][2]int{5: {3, 2}, 4: {3, 0}, 3: {3, 0}, 2: {0, 0}, -1: {0, 0}} {
+		e := Expected{Realities: make([]At, 3), NodesFreed: make([]string, 2)}
+		if e.bound(room); len(e.Realities) != want[0] || len(e.NodesFreed) != want[1] {
+			t.Errorf("room for %d: %d realities and %d reservations, want %v", room, len(e.Realities), len(e.NodesFreed), want)
+		}
+	}
+}
