@@ -152,7 +152,8 @@ type session struct {
 	acquiring sync.Mutex // while the record and its pages are written
 
 	mu      sync.Mutex
-	epoch   string
+	epoch   string // as echoed
+	read    string // the epoch that the intents are read in
 	intents map[pod.Identity]pod.Intent
 	stops   map[pod.Identity]uint64 // indices of the intents that say `stopped`
 
@@ -169,7 +170,7 @@ func (t *session) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.epoch = schema.Value.Epoch
+	t.epoch, t.read = schema.Value.Epoch, schema.Value.Epoch
 	t.node.saw(t.epoch)
 	t.door.renew(t.epoch)
 	// What has no intent is not known before the intents are.
@@ -191,6 +192,9 @@ func (t *session) run(ctx context.Context) error {
 				return nil
 			}
 			t.node.saw(s.Recs[0].Value.Epoch)
+			t.mu.Lock()
+			t.read = s.Recs[0].Value.Epoch
+			t.mu.Unlock()
 			// The world may be another one. The epoch is echoed with orphans that follow from intents read after it (R1).
 			if err := t.readIntents(ctx); err != nil {
 				return err
@@ -388,7 +392,9 @@ func (t *session) acquire(ctx context.Context) error {
 func (t *session) orphans() (epoch string, orphans []pod.Orphan) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	running := t.node.Running()
 	for id, in := range t.node.accepted() {
+		_, runs := running[id]
 		reason := pod.ReasonOrphaned
 		if seen, ok := t.intents[id]; ok {
 			if seen.Revision >= in.Revision {
@@ -402,7 +408,7 @@ func (t *session) orphans() (epoch string, orphans []pod.Orphan) {
 		}
 		orphans = append(orphans, pod.Orphan{
 			Identity: id, PodID: in.PodID, Digest: in.Digest, Revision: in.Revision, Ports: in.Ports, CPU: int64(takes.CPU), Memory: int64(takes.Memory), Reason: reason,
-			Runs: true,
+			Runs: runs,
 		})
 	}
 	slices.SortFunc(orphans, func(a, b pod.Orphan) int { return a.Compare(b.Identity) })
@@ -413,14 +419,18 @@ func (t *session) accept(ctx context.Context, recs []store.Rec[pod.Intent]) erro
 	t.know(recs)
 	t.writing.Lock()
 	defer t.writing.Unlock()
+	t.mu.Lock()
+	epoch := t.read
+	t.mu.Unlock()
 	for _, rec := range recs {
 		in := rec.Value
 		t.node.mu.Lock()
-		before := t.node.runs[in.Identity]
-		again := t.node.held[in.Identity] && in.State == pod.Running && in.Revision == before.Revision
+		before, held := t.node.runs[in.Identity], t.node.held[in.Identity]
 		t.node.mu.Unlock()
+		starts := in.State == pod.Running && (before.State != pod.Running || held)
+		again := held && starts && in.Revision == before.Revision
 		if in.Revision > before.Revision || again {
-			t.node.act(in)
+			t.node.act(in, starts && in.Epoch != "" && in.Epoch != epoch)
 		}
 		if err := t.tell(ctx, in.Identity); err != nil {
 			return err
@@ -444,14 +454,20 @@ func (t *session) accept(ctx context.Context, recs []store.Rec[pod.Intent]) erro
 	return t.acquire(ctx)
 }
 
-// act does what an intent says. That it is done is remembered together with what came of it.
-func (n *Node) act(in pod.Intent) {
-	r := n.React(in)
+// act does what an intent says, or keeps a pod that it would start held. That it is done is remembered together with what came of it.
+func (n *Node) act(in pod.Intent, held bool) {
+	r := pod.Reality{Identity: in.Identity, Digest: in.Digest, Revision: in.Revision, State: pod.StatePending}
+	if !held {
+		r = n.React(in)
+	}
 	r.Node, r.Since = n.Record.Name, time.Now().UTC()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.runs[in.Identity], n.done[in.Identity] = in, r
 	delete(n.held, in.Identity)
+	if held {
+		n.held[in.Identity] = true
+	}
 }
 
 func (t *session) write(ctx context.Context, r pod.Reality) error {

@@ -61,7 +61,13 @@ func (r *rig) start(run func(context.Context) error) (stop func()) {
 
 func (r *rig) tell(revision int64) {
 	r.t.Helper()
-	in := fmt.Sprintf(`{"rc_id":"web","role":"main","index":0,"pod_id":"p","digest":"d","state":"running","revision":%d}`, revision)
+	r.tellIn("", revision)
+}
+
+// tellIn writes an intent of an epoch.
+func (r *rig) tellIn(epoch string, revision int64) {
+	r.t.Helper()
+	in := fmt.Sprintf(`{"rc_id":"web","role":"main","index":0,"pod_id":"p","digest":"d","state":"running","revision":%d,"epoch":%q}`, revision, epoch)
 	if _, err := r.client.Commit(r.t.Context(), []consul.Op{consul.Set(r.Store.Keys().Intents.Key("n1", web.String()), []byte(in))}); err != nil {
 		r.t.Fatal(err)
 	}
@@ -145,6 +151,26 @@ func TestPodsThatStopByThemselves(t *testing.T) {
 	if len(stopped) > 0 {
 		t.Error("it was stopped twice")
 	}
+}
+
+// Of a pod that does not run, an intent of another epoch starts nothing; one that runs goes on.
+func TestAnIntentOfAnotherEpochStartsNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	schema, err := r.Store.EnsureSchema(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.start(r.Run)()
+	r.tellIn("another", 5)
+	r.reports(5, pod.StatePending)
+	if len(r.obeyed) > 0 || len(r.Running()) > 0 {
+		t.Error("it was started")
+	}
+	r.tellIn(schema.Value.Epoch, 6)
+	r.reports(6, pod.StateReady)
+	r.tellIn("another", 7)
+	r.reports(7, pod.StateReady)
 }
 
 // A preparer that is started again finds what ran; a machine that died has to begin anew.
