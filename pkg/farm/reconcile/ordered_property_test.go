@@ -24,6 +24,9 @@ type orderedWorld struct {
 	diedAt map[string]time.Time // when a node fell silent: not later than anybody says
 	since  time.Time            // when the epoch began
 	second bool                 // a second copy was made up, as after a restore
+	held   map[at]pod.Intent    // what nodes have accepted and do not run: it stopped by itself, or its intent is of another epoch
+	unread map[at]bool          // intents of pods without a placement that nobody can read
+	back   bool                 // the epoch began because an older store was restored
 }
 
 // Pods of a node that falls silent run for as long as it may think that it is in touch, for orderedSlack, for orderedStops, until their
@@ -34,7 +37,7 @@ const (
 )
 
 func newOrderedWorld(t *rapid.T) *orderedWorld {
-	w := &orderedWorld{world: newWorld(), m: &manifest.Manifest{Version: 1, ID: "p", MinReady: new(field.Duration), Launchables: []manifest.Launchable{{Name: "a"}}}, diedAt: map[string]time.Time{}}
+	w := &orderedWorld{world: newWorld(), m: &manifest.Manifest{Version: 1, ID: "p", MinReady: new(field.Duration), Launchables: []manifest.Launchable{{Name: "a"}}}, diedAt: map[string]time.Time{}, held: map[at]pod.Intent{}, unread: map[at]bool{}}
 	if rapid.Bool().Draw(t, "stop_after") {
 		after := field.Duration(orderedStops)
 		w.m.Disconnect = &manifest.Disconnect{StopAfter: &after}
@@ -55,7 +58,14 @@ func newOrderedWorld(t *rapid.T) *orderedWorld {
 func (w *orderedWorld) look(resync bool) *reconcile.Snapshot {
 	w.list()
 	s := w.snapshot(resync)
-	s.Manifest, s.Slack, s.Epoch, s.EpochSince = w.m, orderedSlack, w.epoch(), w.since
+	s.Manifest, s.Slack, s.Epoch, s.EpochSince, s.WentBack, s.Orphans = w.m, orderedSlack, w.epoch(), w.since, w.back, nil
+	for name, v := range w.nodes {
+		for i := range v.Orphans {
+			if v.Alive {
+				s.Orphans = append(s.Orphans, reconcile.Orphan{Node: name, Orphan: v.Orphans[i]})
+			}
+		}
+	}
 	s.Manifests = map[string]*manifest.Manifest{"m1": w.m, "m2": w.m, "m3": w.m}
 	return s
 }
@@ -79,7 +89,83 @@ func (w *orderedWorld) fallSilent() {
 	for where, c := range w.copies {
 		died, dead := w.diedAt[where.node]
 		if w.stops(where.node) && dead && c.State == pod.Running && w.now.Sub(died) >= w.nodes[where.node].BelievesFor()+orderedSlack+orderedStops+manifest.StopMargin+manifest.DefaultStopGrace {
-			delete(w.copies, where) // it starts again only when its node has read its intent
+			w.holdBack(where)
+		}
+	}
+}
+
+// holdBack ends a copy that starts again only when its node has read its intent.
+func (w *orderedWorld) holdBack(where at) {
+	w.held[where] = w.copies[where]
+	delete(w.copies, where)
+}
+
+// obey is world.obey for a node that holds pods back.
+func (w *orderedWorld) obey(where at) {
+	in, told := w.intents[where]
+	held, holds := w.held[where]
+	outdated := in.Epoch != "" && in.Epoch != w.epoch()
+	switch {
+	case !w.nodes[where.node].Alive || w.unreadable(where):
+	case holds && told && in.State == pod.Stopped && in.Revision >= held.Revision:
+		delete(w.held, where)
+		w.copies[where] = in
+		w.report(where)
+	case holds && told && in.Revision >= held.Revision && !outdated:
+		delete(w.held, where)
+		w.copies[where] = in
+		w.report(where)
+	case told && in.State == pod.Running && outdated && w.copies[where].State != pod.Running && in.Revision > max(w.copies[where].Revision, held.Revision):
+		w.held[where] = in
+		w.reportHeld(where)
+	case holds:
+		w.reportHeld(where)
+	default:
+		w.world.obey(where)
+	}
+}
+
+func (w *orderedWorld) reportHeld(where at) {
+	c := w.held[where]
+	w.reality[where] = pod.Reality{Identity: where.id, Node: where.node, Digest: c.Digest, Revision: c.Revision, State: pod.StatePending}
+}
+
+// unreadable reports whether nobody can read an intent, until somebody writes it again.
+func (w *orderedWorld) unreadable(where at) bool {
+	_, placed := w.pods[where.id]
+	return w.unread[where] && !placed
+}
+
+func (w *orderedWorld) obeyAll() {
+	for where := range maps.Clone(w.intents) {
+		w.obey(where)
+	}
+	for where := range maps.Clone(w.copies) {
+		w.obey(where)
+	}
+	for where := range maps.Clone(w.held) {
+		w.obey(where)
+	}
+}
+
+// decide is what a farm does: it reads what nodes were told about pods that have no placement.
+func (w *orderedWorld) decide(s *reconcile.Snapshot) reconcile.Plan {
+	for asked := []pod.Identity(nil); ; {
+		plan := reconcile.Compute(s)
+		ids := slices.DeleteFunc(s.Unsettled(&plan), func(id pod.Identity) bool { return slices.Contains(asked, id) })
+		if len(ids) == 0 {
+			return plan
+		}
+		asked = append(asked, ids...)
+		for _, id := range ids {
+			for _, name := range slices.Sorted(maps.Keys(w.nodes)) {
+				switch in, told := w.intents[at{name, id}]; {
+				case told && w.unreadable(at{name, id}):
+					s.Unsure = "garbage"
+				case told:
+					s.Tell(name, &in)
+				}
+			}
 		}
 	}
 }
@@ -88,7 +174,7 @@ func (w *orderedWorld) fallSilent() {
 func (w *orderedWorld) pass(t rapid.TB, resync bool) int {
 	w.fallSilent()
 	s := w.look(resync)
-	plan := reconcile.Compute(s)
+	plan := w.decide(s)
 	w.status = &plan.Status
 	w.answered(plan.Answered)
 	w.checkOrder(t, &plan)
@@ -112,6 +198,9 @@ func (w *orderedWorld) take(t rapid.TB, ch *reconcile.Change) {
 	if p := w.pods[ch.Identity]; ch.Placement == nil && w.copies[at{p.Node, ch.Identity}].State == pod.Running && len(ch.Answers) == 0 {
 		t.Fatalf("%s is forgotten while it runs (P5)", ch)
 	}
+	for _, in := range ch.Intents {
+		delete(w.unread, at{in.Node, ch.Identity})
+	}
 	w.apply(t, ch)
 }
 
@@ -122,10 +211,12 @@ func (w *orderedWorld) checkAlone(t rapid.TB, ch *reconcile.Change) {
 		if in.Intent == nil || in.Intent.State != pod.Running {
 			continue
 		}
-		told := w.intents[at{in.Node, ch.Identity}].State == pod.Running // in vain so far, as after somebody killed it there
+		before := w.intents[at{in.Node, ch.Identity}]
+		told := before.State == pod.Running && (before.Epoch == "" || before.Epoch == w.epoch()) // in vain so far, as after somebody killed it there
 		starts := w.copies[at{in.Node, ch.Identity}].State != pod.Running && !told || ch.Action == reconcile.Adopt
 		for where, c := range w.copies {
-			known := w.nodes[where.node].Alive || was.Node == where.node || slices.ContainsFunc(was.Ghosts, func(g pod.Ghost) bool { return g.Node == where.node })
+			v := w.nodes[where.node]
+			known := v.Alive && (v.Epoch == w.epoch() || !w.second) || was.Node == where.node || slices.ContainsFunc(was.Ghosts, func(g pod.Ghost) bool { return g.Node == where.node })
 			if where.id == ch.Identity && where.node != in.Node && c.State == pod.Running && starts && known {
 				t.Fatalf("%s: a copy lives on %s", ch, where.node)
 			}
@@ -182,7 +273,7 @@ func (w *orderedWorld) alone(t rapid.TB) {
 func (w *orderedWorld) step(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms")) * time.Millisecond)
 	w.list()
-	switch rapid.SampledFrom([]string{"scale", "manifest", "pass", "pass", "pass", "pass", "obey", "obey", "obey", "die", "die", "return", "speak", "drain", "undrain", "forget", "second", "sick", "well", "later", "new epoch", "blink"}).Draw(t, "step") {
+	switch rapid.SampledFrom([]string{"scale", "manifest", "pass", "pass", "pass", "pass", "obey", "obey", "obey", "die", "die", "return", "speak", "drain", "undrain", "forget", "second", "sick", "well", "later", "new epoch", "blink", "reboot", "reboot", "save", "restore", "vanish"}).Draw(t, "step") {
 	case "scale":
 		n := rapid.IntRange(0, 5).Draw(t, "replicas")
 		w.rc.ReplicaGroups = []rc.ReplicaGroup{{Role: "main", Count: &n, Ordered: true}}
@@ -229,6 +320,18 @@ func (w *orderedWorld) step(t *rapid.T) {
 		}
 	case "new epoch":
 		w.newEpoch()
+	case "reboot":
+		w.reboot(w.anyNode(t))
+	case "save":
+		w.saved = w.records()
+	case "restore":
+		w.restore(t)
+	case "vanish":
+		if where, ok := draw(t, w.intents); ok {
+			delete(w.pods, where.id)
+			delete(w.indices, where.id)
+			w.unread[where] = rapid.Bool().Draw(t, "unreadable")
+		}
 	case "drain":
 		w.anyNode(t).Ops.Drain = &node.Drain{Since: w.now}
 	case "undrain":
@@ -243,6 +346,7 @@ func (w *orderedWorld) step(t *rapid.T) {
 		if where, ok := draw(t, w.forgettable()); ok && !w.nodes[where.node].Alive {
 			w.requests = append(w.requests, reconcile.Request{ID: fmt.Sprintf("r%d", w.now.UnixNano()), Forget: true, Node: where.node, Pod: where.id, Declared: w.nodes[where.node].FreeIndex})
 			delete(w.copies, where)
+			delete(w.held, where)
 			delete(w.reality, where)
 		}
 	case "second":
@@ -260,7 +364,7 @@ func (w *orderedWorld) step(t *rapid.T) {
 	w.alone(t)
 }
 
-// list lets the nodes that live say what they run without an intent.
+// list lets the nodes that live say what they run, or hold, without an intent.
 func (w *orderedWorld) list() {
 	for name, old := range w.nodes {
 		if !old.Alive || old.Epoch != w.epoch() {
@@ -268,12 +372,73 @@ func (w *orderedWorld) list() {
 		}
 		v := *old
 		v.Orphans, w.nodes[name] = nil, &v
+		note := func(where at, c pod.Intent, runs bool) {
+			if in, told := w.intents[where]; where.node == name && c.State == pod.Running && !w.unreadable(where) && (!told || in.Revision < c.Revision) {
+				v.Orphans = append(v.Orphans, pod.Orphan{Identity: where.id, PodID: "p", Digest: c.Digest, Revision: c.Revision, Runs: runs})
+			}
+		}
 		for where, c := range w.copies {
-			if in, told := w.intents[where]; where.node == name && c.State == pod.Running && (!told || in.Revision < c.Revision) {
-				v.Orphans = append(v.Orphans, pod.Orphan{Identity: where.id, Digest: c.Digest})
+			note(where, c, true)
+		}
+		for where, c := range w.held {
+			note(where, c, false)
+		}
+	}
+}
+
+// reboot starts a machine again: what stops by itself waits for its intent, what does not starts from the disk. Its preparer has not spoken yet, and
+// Consul has what was said before.
+func (w *orderedWorld) reboot(v *node.View) {
+	if v.Alive {
+		v.Epoch = "not yet"
+	}
+	for where := range maps.Clone(w.copies) {
+		if where.node == v.Name && w.m.Disconnect != nil && w.copies[where].State == pod.Running {
+			w.holdBack(where)
+		}
+	}
+}
+
+// restore brings older records back, of which one more pod may be missing. Nodes that live say what they run; of what they hold the older reports stay.
+func (w *orderedWorld) restore(t *rapid.T) {
+	if w.saved.pods == nil {
+		return
+	}
+	old := w.records()
+	w.pods, w.intents, w.reality = w.saved.pods, w.saved.intents, w.saved.reality
+	w.saved = old
+	if where, ok := draw(t, w.intents); ok && rapid.Bool().Draw(t, "one is lost") {
+		delete(w.pods, where.id)
+		for other := range w.intents {
+			if other.id == where.id {
+				delete(w.intents, other)
 			}
 		}
 	}
+	clear(w.indices)
+	clear(w.unread)
+	for id := range w.pods {
+		w.index++
+		w.indices[id] = w.index
+	}
+	w.begin(true)
+}
+
+// begin begins an epoch.
+func (w *orderedWorld) begin(back bool) {
+	w.now = w.now.Add(time.Nanosecond) // its name is new
+	w.since, w.back = w.now, back
+	for name, old := range w.nodes {
+		if v := *old; v.Alive && v.Epoch != "not yet" {
+			v.Epoch, w.nodes[name] = w.epoch(), &v
+		}
+	}
+	for where, c := range w.copies {
+		if w.nodes[where.node].Alive && (c.State == pod.Running || back) {
+			w.report(where)
+		}
+	}
+	w.list()
 }
 
 // die takes a machine away.
@@ -288,17 +453,8 @@ func (w *orderedWorld) newEpoch() {
 	clear(w.indices)
 	clear(w.intents)
 	clear(w.reality)
-	w.since = w.now
-	for name, old := range w.nodes {
-		if v := *old; v.Alive && v.Epoch != "not yet" {
-			v.Epoch, w.nodes[name] = w.epoch(), &v
-		}
-	}
-	for where, c := range w.copies {
-		if c.State == pod.Running && w.nodes[where.node].Alive {
-			w.report(where)
-		}
-	}
+	clear(w.unread)
+	w.begin(false)
 }
 
 // isAsDesired reports whether what is desired runs, or cannot, as the status says, because a node is gone that cannot stop pods by itself, or
@@ -310,8 +466,11 @@ func (w *orderedWorld) isAsDesired(gone *node.View) bool {
 	}
 	elsewhere := w.running()
 	for where, c := range w.copies {
-		if gone != nil && where.node == gone.Name && c.State == pod.Running {
-			elsewhere-- // nobody needs it, or it is waited for
+		_, placed := w.pods[where.id]
+		_, told := w.intents[where]
+		unwanted := !placed && told && where.id.Index >= w.rc.Desired() // nobody but a sweep asks after it
+		if c.State == pod.Running && (unwanted || gone != nil && where.node == gone.Name) {
+			elsewhere-- // or nobody needs it, or it is waited for
 		}
 	}
 	return w.status.Is(rc.Converged) && elsewhere == w.rc.Desired()
@@ -329,6 +488,7 @@ func TestAnOrderedIndexLivesOnce(t *testing.T) {
 		}
 		w.heal()
 		clear(w.diedAt)
+		clear(w.unread)
 		for _, v := range w.nodes {
 			v.Epoch = w.epoch()
 		}
