@@ -66,6 +66,7 @@ var faults = []fault{
 	{name: "blind-token", hits: hitsFarm, hold: medium, do: blindToken},
 	{name: "slow-network", hits: hitsServer, hold: medium, do: slowNetwork},
 	{name: "host-cut", hits: hitsHost, hold: long, do: hostCut, machine: true},
+	{name: "host-away", hits: hitsHost, hold: away, do: hostAway, machine: true},
 	{name: "host-pause", hits: hitsHost, hold: long, do: hostPause, machine: true},
 	{name: "host-loss", hits: hitsHost, hold: long, do: hostLoss, machine: true},
 	{name: "preparer-stop", hits: hitsHost, hold: long, do: preparerStop},

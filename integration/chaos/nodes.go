@@ -13,6 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/integration/checker"
 	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -41,6 +42,7 @@ func (e *events) write(ev checker.Event) {
 // trouble.
 type simulated struct {
 	simnode.Node
+	host    string // name of its machine
 	trouble *trouble
 
 	mu     sync.Mutex
@@ -94,15 +96,21 @@ func newSimulated(c *chaos, m *machine, n int, keys *store.Keys) (*simulated, er
 			},
 			Client: client, Store: store.New(client, keys), TTL: c.cfg.ttl,
 		},
-		trouble: newTrouble(c.cfg.seed, n, c.neverRuns), next: make(chan func(context.Context) error),
+		host: m.name, trouble: newTrouble(c.cfg.seed, n, c.neverRuns), next: make(chan func(context.Context) error),
 	}
 	if n%toldOf == 1 {
 		s.Told = &simnode.Told{
 			Credentials: c.credentials, Dir: filepath.Join(c.cfg.dir, "told"), Addr: m.ip() + ":0", Every: toldEvery, Open: m.inside, OnTaken: c.report.told,
 		}
 	}
-	s.Takes = c.takes
+	s.Record.EnforcesStopAfter, s.Record.TTL = true, field.Duration(c.cfg.ttl)
+	s.Takes, s.StopsAfter = c.takes, c.stopsAfter
 	name := s.Record.Name
+	s.OnStopped = func(in pod.Intent, silent time.Time) {
+		c.events.write(checker.Event{
+			At: time.Now().UnixNano(), Call: silent.UnixNano(), Kind: checker.EventSelf, Node: name, ID: in.Identity.String(), Digest: in.Digest, Revision: in.Revision,
+		})
+	}
 	s.React = func(in pod.Intent) pod.Reality {
 		<-time.After(rand.N(reactLimit)) // it takes time to start a pod
 		c.events.write(checker.Event{
@@ -161,6 +169,17 @@ func (c *chaos) takes(digest string) manifest.Resources {
 	r, _ := c.resources.Load(digest)
 	takes, _ := r.(manifest.Resources)
 	return takes
+}
+
+// stopsAfter returns for how long pods with a manifest run on without contact. Of every other manifest that is the least, as where the preparer
+// lives and is quick; of the others the most, as where it does not and the pod must be killed.
+func (c *chaos) stopsAfter(digest string) (time.Duration, bool) {
+	m, _ := c.stopping.Load(digest)
+	stops, _ := m.([]time.Duration)
+	if len(stops) == 0 {
+		return 0, false
+	}
+	return stops[int(digest[0])%len(stops)], true
 }
 
 // neverRuns reports whether pods with a manifest fail for ever.

@@ -191,7 +191,7 @@ func (w *workload) forget(ctx context.Context, st *store.Store, rng *rand.Rand) 
 		for _, name := range on {
 			if slices.Contains(dead, name) {
 				pod := fmt.Sprintf("%s-%s-%d", p.PodID, p.Role, p.Identity.Index)
-				return w.c.rcctl(ctx, "pod", "forget", pod, "--rc", p.RCID, "--node", name)
+				return w.c.rcctl(ctx, "pod", "forget", pod, "--rc", p.RCID, "--node", name, "--i-am-sure")
 			}
 		}
 	}

@@ -42,7 +42,7 @@ const reportFile = "report.json"
 
 func newReport(cfg config) *report {
 	return &report{
-		Seed: cfg.seed, Task: &task{Length: cfg.length, Faults: cfg.faults, Expect: cfg.expect, Rollouts: cfg.rollouts, Told: true},
+		Seed: cfg.seed, Task: &task{Length: cfg.length, Faults: cfg.faults, Expect: cfg.expect, Rollouts: cfg.rollouts, Told: true, Ordered: true},
 		verbose: cfg.verbose, Converged: "never",
 		Operations: map[string]int{}, Failed: map[string]int{}, LastErrors: map[string]string{}, Faults: map[string]int{}, Told: map[string]int{},
 	}
@@ -203,6 +203,8 @@ func (r *report) print() {
 	if n := r.Judgement.Wipes; n > 0 {
 		fmt.Printf("everything was deleted %d times; what ran was found again within %s\n", n, r.Judgement.AdoptedAfter.Round(time.Millisecond))
 	}
+	fmt.Printf("of ordered groups %d copies stopped by themselves, and %d indices were given up for that\n",
+		r.Judgement.Checked[checker.SelfStopped], r.Judgement.Checked[checker.GivenUpByTime])
 	printCounts("checks made", r.Judgement.Checked)
 	printCounts("violations", r.Judgement.Count())
 	shown := map[string]int{}

@@ -42,6 +42,7 @@ type chaos struct {
 	lost    error        // why the records are not back that a wipe deleted
 
 	resources sync.Map // manifest.Resources of pods, by the digest of their manifest
+	stopping  sync.Map // for how long pods run on without contact, at least and at most, likewise: []time.Duration
 	gateURL   string   // of the webhooks of rollouts
 	broken    sync.Map // true by the digest of manifests whose pods never run
 
@@ -98,6 +99,7 @@ func (c *chaos) run(ctx context.Context) error {
 	}
 	for _, n := range c.nodes {
 		daemons.Go(func() error { return n.run(background) })
+		daemons.Go(func() error { return n.Supervise(background) })
 	}
 	w := newWorkload(c)
 	if err := w.initial(boot); err != nil {

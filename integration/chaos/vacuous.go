@@ -16,13 +16,15 @@ type task struct {
 	Expect string        `json:"violations,omitempty"` // of that kind
 	// Rollouts: operators deployed services, too.
 	Rollouts bool `json:"rollouts,omitempty"`
-	Told     bool `json:"told,omitempty"` // farms told some nodes of their intents
+	Told     bool `json:"told,omitempty"`    // farms told some nodes of their intents
+	Ordered  bool `json:"ordered,omitempty"` // some groups were ordered
 }
 
 // How long a run must be before it must have shown something.
 const (
 	everyKindFrom = time.Minute     // of each kind of fault that was tried one succeeded, and what ran before a wipe was waited for
 	servicesFrom  = 2 * time.Minute // minimum and bound of a service were at stake, which faults keep stages from
+	orderedFrom   = 7 * time.Minute // ordered indices were given up by time, for which a machine must be away for long
 	restoredFrom  = 5 * time.Minute // also of restored snapshots, which need a leader and may be too few to judge by before
 )
 
@@ -92,6 +94,9 @@ func (r *report) missing() string {
 	}
 	if r.Task.Rollouts && r.Task.Length >= servicesFrom {
 		needed = append(needed, ofServices...)
+	}
+	if r.Task.Ordered && r.Task.Faults == "" && r.Task.Length >= orderedFrom {
+		needed = append(needed, checker.OrderedChecks...)
 	}
 	if r.Judgement.Restores > 0 {
 		needed = append(needed, afterRestore)

@@ -162,6 +162,9 @@ func (w *workload) change(ctx context.Context, st *store.Store, rec store.Rec[rc
 			return err
 		}
 		w.c.resources.Store(manifest.Digest(canonical), m.Launchables[0].Resources)
+		if most, stops := m.StopsItself(); stops {
+			w.c.stopping.Store(manifest.Digest(canonical), []time.Duration{m.Disconnect.StopAfter.Or(0), most + m.Grace()})
+		}
 	}
 	return writeRC(ctx, st, rec, m, what, rng.IntN(4) > 0)
 }
@@ -223,6 +226,19 @@ const eachSlot = 3
 // isLarge reports whether the controllers in a slot have many pods. They have no ports, which are few.
 func isLarge(slot int) bool { return slot%4 == 3 && slot > 3 }
 
+// isOrdered reports whether the controllers in a slot have an ordered group. Only few have: what pods do one after the other takes long.
+func isOrdered(slot int) bool { return slot%3 == 2 && !isLarge(slot) }
+
+// stopsItself reports whether the pods of the controllers in a slot stop by themselves.
+func stopsItself(slot int) bool { return isOrdered(slot) && slot%2 == 0 }
+
+// For how long pods run on without contact that stop by themselves, and how long that takes. A farm waits for 37 s from the loss of their machine
+// on then, the sum of ADR 23 with the TTL of these runs.
+const (
+	stopAfter = field.Duration(2 * time.Second)
+	stopGrace = field.Duration(time.Second)
+)
+
 // most returns how many replicas a controller in a slot may have.
 func (c *chaos) most(slot int) int {
 	if isLarge(slot) {
@@ -234,7 +250,7 @@ func (c *chaos) most(slot int) int {
 // groups shares replicas between roles. Every third slot has two.
 func groups(slot, n int) []rc.ReplicaGroup {
 	if slot%3 != 1 {
-		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}}
+		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n, Ordered: isOrdered(slot)}}
 	}
 	side := n / 2
 	n -= side
@@ -299,7 +315,7 @@ func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 	case slot == eachSlot:
 		takes = manifest.Resources{}
 	}
-	return &manifest.Manifest{
+	m := &manifest.Manifest{
 		Version: manifest.Version, ID: name, MinReady: new(field.Duration),
 		Launchables: []manifest.Launchable{{
 			Name: "main", Resources: takes,
@@ -307,6 +323,12 @@ func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 		}},
 		Ports: ports,
 	}
+	if stopsItself(slot) {
+		m.Disconnect = &manifest.Disconnect{StopAfter: new(stopAfter)}
+		m.Launchables[0].Artifact = manifest.Artifact{Kind: manifest.ArtifactExec, Path: fmt.Sprintf("/nowhere/%d", rng.Uint64())} // has no bin/disable to wait for
+		m.Launchables[0].StopGrace = new(stopGrace)
+	}
+	return m
 }
 
 // writeRC sends one change of a controller. That another operator was first is no error.

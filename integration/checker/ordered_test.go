@@ -277,6 +277,32 @@ func TestAnOrderedPodStopsItself(t *testing.T) {
 	}
 }
 
+// A pod that was found running stays (R2), but for one of an ordered group whose machine is lost.
+func TestAnAdoptedOrderedPod(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		lost, ordered bool
+		want          bool
+	}{"on a lost machine": {true, true, false}, "on a living one": {false, true, true}, "not ordered": {true, false, true}} {
+		w := orderedWorld(t, stopping())
+		if !c.ordered {
+			w.change(2, 1, fields{})
+		}
+		p := with(placed("n1", running, 12), fields{"adopted_at_generation": 2})
+		if c.lost {
+			w.hit("n1", time.Hour)
+			p["lost_since"], p["dead_index"] = marked, w.unheard("n1")
+			w.agent("n1", critical)
+		}
+		w.txn(w.fenced(kv("set", podKey, p), kv("set", intentN1, told(running, 12)))...)
+		p["run_state"], p["revision"] = stopped, 20
+		w.txn(w.fenced(kv("set", podKey, p), kv("set", intentN1, told(stopped, 20)))...)
+		if found := w.verdict().Count(); (found["P4 stop that nobody asked for"] > 0) != c.want {
+			t.Errorf("%s: found %v", name, found)
+		}
+	}
+}
+
 // Where the supervisors of a node do not see to it, time alone never tells.
 func TestANodeThatEnforcesNothing(t *testing.T) {
 	t.Parallel()

@@ -95,6 +95,8 @@ func (j *judgement) unasked(w *Write, in *intent, node string) string {
 		return "" // nothing stops by that
 	case before != nil && w.forgotten(before.Node, before.id()):
 		return "" // a former copy is all that is left
+	case rc.ordered(in.Role) && before != nil && before.LostSince != nil:
+		return "" // its machine is lost, and its index is placed again when it has stopped
 	case before != nil && before.AdoptedAtGeneration != 0 && before.AdoptedAtGeneration == rc.Generation && !j.forcedSince(w, node, before.ChangedAt):
 		return "it was adopted at the present generation and must stay"
 	case j.forced(w, node):
@@ -103,8 +105,8 @@ func (j *judgement) unasked(w *Write, in *intent, node string) string {
 		return node + " asks for it"
 	case rc.eachNode():
 		return ""
-	case rc.ordered(in.Role) && (in.Index >= rc.wanted(in.Role) || before != nil && before.LostSince != nil || w.state.anyLists(in.id())):
-		return "" // the highest goes, a machine is lost, or another copy runs
+	case rc.ordered(in.Role) && (in.Index >= rc.wanted(in.Role) || w.state.anyLists(in.id())):
+		return "" // the highest goes, or another copy runs
 	case !rc.staysPut() && (!w.state.mayStay(rc, node) || j.drained(w, node) || j.unselected(w, rc, node)):
 		return ""
 	}
