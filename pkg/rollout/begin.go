@@ -229,8 +229,12 @@ func (w *Work) beginInPlace(s Start, running *Record) error {
 	v.final(w.Record.Total())
 	w.Record.Revisions = []Revision{v}
 	before := field.Copy(was)
-	if running != nil && running.Before != nil {
+	switch p := was.InPlace; {
+	case running != nil && running.Before != nil:
 		before = field.Copy(*running.Before)
+	case p != nil && p.From != "": // of a rollout that was given up, which a way back must not carry out
+		former := field.Copy(*p)
+		before.ManifestDigest, before.GroupManifests = former.From, former.FromGroups
 	}
 	w.Record.Before = &before
 	upgrade := begins(&was, &s.New)

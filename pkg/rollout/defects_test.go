@@ -397,3 +397,45 @@ func TestExpired(t *testing.T) {
 		}
 	}
 }
+
+// What an abandoned rollout in place has upgraded, and the next one wants too, is not taken back.
+func TestInPlaceAfterAnAbortTakesNothingBack(t *testing.T) {
+	w := traced(t)
+	w.grouped(4, 4)
+	w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(1)}, "d1", spare("s2")))
+	for w.running("s2") < 2 {
+		w.round()
+	}
+	w.ask(rollout.AbortVerb)
+	had := w.running("s2")
+	w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(1)}, "d2", spare("s2")))
+	w.calm = true
+	for w.record != nil {
+		if w.round(); w.running("s2") < had {
+			t.Fatalf("%d pods run s2, and %d did: %+v", w.running("s2"), had, w.rcs["r1"].InPlace)
+		}
+	}
+	if w.ended.Record.State != rollout.Done || w.running("s2") != 4 || w.running("d2") != 4 {
+		t.Errorf("%+v %s", w.ended, w.counts())
+	}
+}
+
+// A rollback after an abandoned rollout in place does not carry that out.
+func TestInPlaceRollbackAfterAnAbort(t *testing.T) {
+	w := traced(t)
+	w.old(1, 6)
+	w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(2)}, "d2", nil))
+	for w.running("d2") < 4 {
+		w.round()
+	}
+	w.ask(rollout.AbortVerb)
+	w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(1)}, "d3", nil))
+	for w.running("d3") < 1 {
+		w.round()
+	}
+	w.ask(rollout.RollbackVerb)
+	w.settles(t, rollout.Failed)
+	if w.running("d1") != 6 || w.rcs["r1"].ManifestDigest != "d1" || w.rcs["r1"].InPlace != nil {
+		t.Errorf("%+v: %s", w.rcs["r1"], w.counts())
+	}
+}

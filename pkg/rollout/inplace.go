@@ -165,6 +165,11 @@ func begins(was, next *rc.RC) rc.InPlace {
 	case len(roles) < len(next.ReplicaGroups):
 		out.Roles = roles
 	}
+	if p != nil && out.Limit == 0 {
+		out.Limit = min(p.Limit, rc.Total(slices.DeleteFunc(slices.Clone(was.ReplicaGroups), func(g rc.ReplicaGroup) bool {
+			return !p.Counts(g.Role) || !slices.Contains(roles, g.Role) || was.ManifestOf(g.Role) != to.Of(g.Role)
+		})))
+	}
 	if !from.Equal(to) {
 		out.From, out.FromGroups = from.Base, from.Groups
 	}
