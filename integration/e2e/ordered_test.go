@@ -118,7 +118,7 @@ node_loss: {after: 0s, unmanaged_after: 0s}
 %s`, name, replicas, more, name, filepath.Join(r.e.dir, "alone"), r.dir, disconnect)
 }
 
-// ordered: replicas of an ordered group start and stop one after the other and move by stopping first. One whose preparer is killed is never placed
+// ordered: replicas of an ordered group start and stop one after the other and move by stopping first. A service is rolled out in place. One whose preparer is killed is never placed
 // elsewhere, though it stops by itself. One whose machine is cut off, preparer dead, is placed elsewhere when its supervisor has surely stopped it;
 // where nobody stops it, once an operator says so. The processes themselves tell that no index ever had two.
 func ordered(e *env) {
@@ -129,7 +129,7 @@ func ordered(e *env) {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	r := e.register("db-main-0", "db-main-1", "db-main-2", "lone-main-0")
+	r := e.register("db-main-0", "db-main-1", "db-main-2", "lone-main-0", "queue-main-0", "queue-main-1")
 	e.startConsul("")
 	agents, preparers := e.machines(4)
 	e.farm("f1", "")
@@ -164,10 +164,11 @@ func ordered(e *env) {
 		return nil
 	})
 
+	r.deployed()
 	r.preparerKilled(id, preparers)
 	r.cutOff(id, agents, preparers)
 	r.declared(agents, preparers)
-	for _, name := range []string{"db", "lone"} {
+	for _, name := range []string{"db", "lone", "queue"} {
 		for _, s := range r.lines(name) {
 			e.t.Logf("%s %s-%s on %s", s.at.Format("15:04:05.000"), s.what, name+"-"+s.index, s.node)
 			if s.what == "twice" {
@@ -175,6 +176,47 @@ func ordered(e *env) {
 			}
 		}
 	}
+}
+
+// deployed: a rollout of a service with an ordered group restarts each index once, where it is, the next when the one before is back; and the
+// service is gone afterwards.
+func (r register) deployed() {
+	e := r.e
+	e.t.Helper()
+	document := func(version, update string) string {
+		return fmt.Sprintf(`name: queue
+replica_groups:
+- {role: main, count: 2, ordered: true}
+update: {%s}
+pod:
+  version: 1
+  id: queue
+  min_ready: 500ms
+  launchables:
+  - name: queue
+    artifact: {kind: exec, path: %q}
+    stop_grace: 1s
+    env: {HELLO_ALONE: %q, HELLO_VERSION: %q}
+`, update, filepath.Join(e.dir, "alone"), r.dir, version)
+	}
+	e.rcctl(document("1", ""), "deploy", "-f", "-", "--yes")
+	n := r.mustTell("queue", 0, "start 0, start 1")
+	id := e.rcID("queue-r1")
+	before := e.placements(id)
+	out, err := e.tryRcctl(document("2", "strategy: availability"), "deploy", "-f", "-", "--yes")
+	if err == nil || !strings.Contains(out+err.Error(), "in-place where a replica group is ordered") {
+		e.t.Errorf("a deployment with successors elsewhere: %v\n%s", err, out)
+	}
+	e.rcctl(document("2", ""), "deploy", "-f", "-", "--yes")
+	if got := r.told("queue", n); got != "end 0, start 0, end 1, start 1" && got != "end 1, start 1, end 0, start 0" {
+		e.t.Errorf("in the rollout queue said %q", got)
+	}
+	for key, p := range e.placements(id) {
+		if was := before[key].Value; p.Value.Node != was.Node || p.Value.Digest == was.Digest {
+			e.t.Errorf("%s was %+v, and is %+v", key, was, p.Value)
+		}
+	}
+	e.rcctl("", "service", "delete", "queue", "--force", "--allow-mass-stop")
 }
 
 // preparerKilled: the preparer of the highest index is killed; its supervisor stops the pod, and no time has it placed elsewhere.
