@@ -48,6 +48,7 @@ func TestMain(m *testing.M) {
 //	kvdel KEY              delete a key below the prefix
 //	kvcat KEY              print a value
 //	kvkeys                 print all keys below the prefix, without it
+//	kvdump                 print all below the prefix as Consul has it, with the indices of changes
 //	passing NODE           let a preparer of that name pass in Consul's catalog
 //	nodeapi NODE DIR [ADDR TOKENFILE]  serve the logs in a directory, and commands, as the preparer of a node would; sets API
 //	capture VAR REGEXP     set a variable to the first group of a match in the last standard output
@@ -71,7 +72,7 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"exits": exits, "rcid": rcid, "kvput": kvput, "kvhold": kvhold, "kvdel": kvdel, "kvcat": kvcat, "kvkeys": kvkeys, "capture": capture,
+			"exits": exits, "rcid": rcid, "kvput": kvput, "kvhold": kvhold, "kvdel": kvdel, "kvcat": kvcat, "kvkeys": kvkeys, "kvdump": kvdump, "capture": capture,
 			"nodeapi": serveNode, "passing": passing,
 		},
 	})
@@ -169,6 +170,10 @@ func kvkeys(ts *testscript.TestScript, _ bool, _ []string) {
 	for _, key := range keys {
 		fmt.Fprintln(ts.Stdout(), strings.TrimPrefix(key, ts.Getenv("RCFARM_PREFIX")))
 	}
+}
+
+func kvdump(ts *testscript.TestScript, _ bool, _ []string) {
+	fmt.Fprintln(ts.Stdout(), kv(ts, http.MethodGet, "?recurse", ""))
 }
 
 func capture(ts *testscript.TestScript, _ bool, args []string) {
