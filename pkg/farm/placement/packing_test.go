@@ -31,9 +31,16 @@ func newYard(n int, size node.Capacity) *yard {
 	return y
 }
 
-// ranked finds a node as farms do, of all nodes.
-func (y *yard) ranked(want node.Claim) string {
-	got, _ := placement.Assign(placement.Request{Pods: []pod.Identity{want.Pod}, Want: want, Order: y.order, Nodes: y.nodes, Reservations: y.taken})
+// spread finds a node as farms do for pods that are spread, of all nodes.
+func (y *yard) spread(want node.Claim) string { return y.assign(want, false) }
+
+// pack finds a node as farms do for pods with `placing: pack`.
+func (y *yard) pack(want node.Claim) string { return y.assign(want, true) }
+
+func (y *yard) assign(want node.Claim, pack bool) string {
+	got, _ := placement.Assign(placement.Request{
+		Pods: []pod.Identity{want.Pod}, Want: want, Order: y.order, Nodes: y.nodes, Reservations: y.taken, Pack: pack,
+	})
 	if len(got) == 0 {
 		return ""
 	}
@@ -95,19 +102,37 @@ func (y *yard) trace(seed uint64, find func(node.Claim) string) (served, first f
 	return float64(got) / float64(asked), first
 }
 
-// How much of the nodes can be used before a pod finds none, beside first-fit and what there is. Farms spread pods, so that a node that is lost takes few
-// with it; a large pod then finds no node earlier than with first-fit.
+// How much of the nodes can be used before a pod finds none, beside first-fit and the ideal: one node with all that there is, on which nothing is
+// left over between pods. Farms spread pods, so that a node that is lost takes few with it; a large pod then finds no node earlier than with
+// first-fit. Packed, as many find one.
 func TestPackingBesideFirstFit(t *testing.T) {
 	t.Parallel()
+	const nodes = 50
 	size := node.Capacity{Slots: 1000, CPU: 4000, Memory: 16}
 	for seed := range uint64(3) {
-		ranked, fitted := newYard(50, size), newYard(50, size)
-		served, full := ranked.trace(seed, ranked.ranked)
-		firstServed, firstFull := fitted.trace(seed, fitted.firstFit)
-		t.Logf("seed %d: farms placed %.1f %% of the pods, the first was refused with %.1f %% taken; first-fit %.1f %%, %.1f %%; ideal: 100 %%, 100 %%",
-			seed, 100*served, 100*full, 100*firstServed, 100*firstFull)
-		if full < 0.6 || served < 0.6 {
-			t.Errorf("seed %d: farms use %.2f of what there is before a pod finds no node, first-fit %.2f; they placed %.2f of the pods, first-fit %.2f", seed, full, firstFull, served, firstServed)
+		trace := func(name string, y *yard, find func(node.Claim) string) (served, first float64) {
+			served, first = y.trace(seed, find)
+			until := "none was refused"
+			if first > 0 {
+				until = fmt.Sprintf("the first was refused with %.1f %% taken", 100*first)
+			}
+			t.Logf("seed %d: %s: %.1f %% of the pods found a node at once, %s", seed, name, 100*served, until)
+			return served, first
+		}
+		spread, packed, fitted := newYard(nodes, size), newYard(nodes, size), newYard(nodes, size)
+		whole := newYard(1, node.Capacity{Slots: nodes * size.Slots, CPU: nodes * size.CPU, Memory: nodes * size.Memory})
+		served, full := trace("spread", spread, spread.spread)
+		packServed, packFull := trace("packed", packed, packed.pack)
+		firstServed, firstFull := trace("first-fit", fitted, fitted.firstFit)
+		ideal, _ := trace("ideal", whole, whole.firstFit)
+		if served < 0.6 || full < 0.6 {
+			t.Errorf("seed %d: spread pods: %.2f found a node, the first was refused with %.2f taken", seed, served, full)
+		}
+		if packServed < firstServed-0.01 || packFull < firstFull-0.01 {
+			t.Errorf("seed %d: packed pods: %.2f found a node, the first was refused with %.2f taken; first-fit: %.2f, %.2f", seed, packServed, packFull, firstServed, firstFull)
+		}
+		if max(served, packServed, firstServed) > ideal {
+			t.Errorf("seed %d: more pods found a node than there is room for: %.2f, %.2f, %.2f of %.2f", seed, served, packServed, firstServed, ideal)
 		}
 	}
 }
