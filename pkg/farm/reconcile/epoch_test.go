@@ -1,6 +1,7 @@
 package reconcile_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -179,5 +180,25 @@ func TestAPlacedOrderedPodBearsTheEpoch(t *testing.T) {
 		if ch.Placement.Epoch != want || ch.Intents[0].Intent.Epoch != want {
 			t.Errorf("ordered %t: %+v", ordered, ch.Placement)
 		}
+	}
+}
+
+// While an ordered pod may not leave its drained node, pods of other groups of the controller leave theirs.
+func TestADrainOfOthersGoesOn(t *testing.T) {
+	t.Parallel()
+	s := spoken(2, 3)
+	addSilent(s) // main.2 waits for it
+	s.RC.ReplicaGroups = append(s.RC.ReplicaGroups, rc.ReplicaGroup{Role: "side", Count: count(1)})
+	other := running(0, "n1", 5, 0)
+	other.Role, other.Reality.Role = "side", "side"
+	s.Pods = append(s.Pods, other)
+	for _, name := range []string{"n0", "n1"} {
+		v := *s.Nodes[name]
+		v.Ops.Drain = &node.Drain{Since: s.Now.Add(-time.Hour)}
+		s.Nodes[name] = &v
+	}
+	plan := reconcile.Compute(s)
+	if !slices.Equal(plan.Adds, []pod.Identity{other.Identity}) || !plan.Status.Is(rc.Blocked) {
+		t.Errorf("adds %v, %v, %+v", plan.Adds, plan.Changes, plan.Status.Conditions)
 	}
 }
