@@ -1,6 +1,7 @@
 package rc
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -183,11 +184,44 @@ func (g *ReplicaGroup) validateManifest(errs *field.Errors, path string, base *m
 	seen := map[string]bool{}
 	for _, e := range GroupManifest(base, g).Validate() {
 		_, rest, inLaunchable := strings.Cut(e.Field, "].")
-		if !inLaunchable || !strings.HasPrefix(e.Field, "launchables[") || seen[rest] {
-			continue
+		switch {
+		case inLaunchable && strings.HasPrefix(e.Field, "launchables["):
+			e.Field = path + "." + rest
+		case e.Field == "" && len(g.Env) > 0: // the manifest's size
+			e.Field = path + ".env"
+		default:
+			e.Field = field.Join(path, e.Field)
 		}
-		seen[rest] = true
-		e.Field = path + "." + rest
-		*errs = append(*errs, e)
+		if !seen[e.Field] {
+			seen[e.Field] = true
+			*errs = append(*errs, e)
+		}
+	}
+}
+
+// MaxGroupBytes bounds the manifests of a controller, in canonical JSON, together with what its groups have of their own. Both are written in one
+// transaction, whose limit of 512 KiB counts them in base64.
+const MaxGroupBytes = 360_000
+
+// validateSize records groups whose manifests one transaction does not take. Their mistakes have been recorded.
+func validateSize(errs *field.Errors, groups []ReplicaGroup, base *manifest.Manifest) {
+	if base == nil || !slices.ContainsFunc(groups, func(g ReplicaGroup) bool { return g.Differs() }) {
+		return
+	}
+	_, canonical, err := Manifests(base, groups)
+	if err != nil {
+		return // of the base; it has an error of its own
+	}
+	size := 0
+	for _, data := range canonical {
+		size += len(data)
+	}
+	for i := range groups {
+		for key, value := range groups[i].Env {
+			size += len(key) + len(value)
+		}
+	}
+	if size > MaxGroupBytes {
+		errs.Add("replica_groups", field.Text(fmt.Sprintf("%d bytes of manifests and of what makes them", size)), fmt.Sprintf("at most %d bytes for all groups together", MaxGroupBytes))
 	}
 }

@@ -139,6 +139,7 @@ func (s *Spec) validateGroups(errs *field.Errors) {
 		errs.Add("replica_groups", field.Text(fmt.Sprintf("%d groups", len(s.ReplicaGroups))), fmt.Sprintf("1 to %d groups", MaxGroups))
 		return
 	}
+	before := len(*errs)
 	seen, total := map[string]bool{}, 0
 	for i, g := range s.ReplicaGroups {
 		path := fmt.Sprintf("replica_groups[%d]", i)
@@ -159,6 +160,9 @@ func (s *Spec) validateGroups(errs *field.Errors) {
 	}
 	if total > MaxReplicas {
 		errs.Add("replica_groups", field.Text(fmt.Sprintf("%d replicas in all", total)), fmt.Sprintf("at most %d replicas in all groups together", MaxReplicas))
+	}
+	if len(*errs) == before {
+		validateSize(errs, s.ReplicaGroups, s.Pod)
 	}
 }
 

@@ -55,6 +55,14 @@ func TestDecodeSpec(t *testing.T) {
 		},
 		{"group with a bad variable", `"name":"web","replica_groups":[{"role":"a","count":1,"env":{"A=":"b"}}]`, `replica_groups[0].env.A=: "A=" is not valid; allowed: a name of letters, digits and '_' that does not start with a digit`},
 		{"group with bad resources", `"name":"web","replica_groups":[{"role":"a","count":1,"resources":{"pids":-1}}]`, "replica_groups[0].resources.pids: -1 is not valid; allowed: processes and threads, from 0 to 4194304"},
+		{
+			"groups that all want much", `"name":"web","replica_groups":[` + groupsWith(12, 40) + "]",
+			"replica_groups: 971232 bytes of manifests and of what makes them is not valid; allowed: at most 360000 bytes for all groups together",
+		},
+		{
+			"a group whose env is too large beside the pod's", `"name":"web","replica_groups":[{"role":"a","count":1},` + groupsWith(1, 70) + "]",
+			"replica_groups[1].env: 71040 bytes of canonical JSON is not valid; allowed: at most 65536 bytes",
+		},
 		{"role twice", `"name":"web","replica_groups":[{"role":"a","count":1},{"role":"a","count":1}]`, `replica_groups[1].role: "a" is not valid; allowed: a role that no other group has`},
 		{"too many groups", `"name":"web","replica_groups":[` + strings.Repeat(`{"role":"a"},`, 64) + `{"role":"a"}]`, "replica_groups: 65 groups is not valid; allowed: 1 to 64 groups"},
 		{"selector", `"name":"web","replicas":1,"node_selector":"rack in ("`, `node_selector: "rack in (" is not valid; allowed: a Kubernetes label selector, such as "rack in (a,b),disk=ssd"`},
@@ -169,4 +177,17 @@ func TestApply(t *testing.T) {
 	if err := r.Check(); err != nil {
 		t.Error(err)
 	}
+}
+
+// groupsWith returns groups of their own, each with some variables of 1,000 bytes.
+func groupsWith(groups, variables int) string {
+	var all []string
+	for g := range groups {
+		var env []string
+		for i := range variables {
+			env = append(env, fmt.Sprintf(`"V%02d_%02d":"%s"`, g, i, strings.Repeat("x", 1000)))
+		}
+		all = append(all, fmt.Sprintf(`{"role":"r%d","count":1,"env":{%s}}`, g, strings.Join(env, ",")))
+	}
+	return strings.Join(all, ",")
 }
