@@ -171,11 +171,30 @@ func (b *booking) deallocate(ctx context.Context, allocations []scheduler.Alloca
 	return nil
 }
 
-// book makes the books show replicas that are where they are.
+// book makes the books show replicas that are where they are, one lot after the other: each is told what its pods take. Those whose manifest is not known wait.
 func (b *booking) book(ctx context.Context, wants []scheduler.Want) error {
 	if len(wants) == 0 || b.mem.booked == nil || b.snapshot.Manifest == nil {
 		return nil
 	}
+	of := make(map[pod.Identity]scheduler.Want, len(wants))
+	lots, pods := b.snapshot.ByLot(field.Each(wants, func(w scheduler.Want) pod.Identity {
+		of[w.Pod] = w
+		return w.Pod
+	}))
+	defer b.snapshot.LookFor(reconcile.Lot{}) // as it was
+	for _, lot := range lots {
+		if b.snapshot.LookFor(lot); b.snapshot.Placing() == nil {
+			continue
+		}
+		if err := b.bookAlike(ctx, field.Each(pods[lot], func(id pod.Identity) scheduler.Want { return of[id] })); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bookAlike is book for replicas of the lot that the snapshot looks for.
+func (b *booking) bookAlike(ctx context.Context, wants []scheduler.Want) error {
 	given, err := b.kit.books.allocate(ctx, b.owner(), viewOf(b.snapshot, b.room.version), wants)
 	if err != nil {
 		b.mem.booked = nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/farm/placement"
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -82,7 +83,8 @@ func (f *finder) findNodes(ctx context.Context) (err error) {
 		f.nodes, err = candidatesOf(f.kit.byLabel, f.kit.farm, s, f.version)
 		return err
 	}
-	names, others, err := f.kit.outside.eligible(ctx, viewOf(s, f.version))
+	view := viewOf(s, f.version)
+	names, others, err := f.kit.outside.eligible(ctx, view)
 	if err != nil {
 		return err
 	}
@@ -91,7 +93,8 @@ func (f *finder) findNodes(ctx context.Context) (err error) {
 		spread = wished.Label
 	}
 	f.nodes = newCandidates(s, others, spread)
-	f.nodes.groups = scheduler.GroupsOf(s.Nodes, names, spread)
+	open, _ := view.Eligible() // nodes that the scheduler leaves out make groups too: the skew is held whatever it answers
+	f.nodes.groups = field.Each(open, func(n scheduler.Node) string { return n.Label(spread) })
 	f.nodes.strict = true
 	f.nodes.inOrder(placement.InOrder(names), placement.Walk{})
 	return nil

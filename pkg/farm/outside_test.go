@@ -22,6 +22,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -40,11 +41,12 @@ type keeper struct {
 	failing     map[string]error
 	// answer, if set, replaces what AllocateNodes found.
 	answer   func(found []scheduler.Allocation) []scheduler.Allocation
-	eligible []string // if set, what EligibleNodes answers
+	eligible []string         // if set, what EligibleNodes answers
+	told     map[string]int64 // by role, the CPU that AllocateNodes was last told of
 }
 
 func newKeeper() *keeper {
-	return &keeper{allocations: map[scheduler.Allocation]bool{}, calls: map[string]int{}, failing: map[string]error{}}
+	return &keeper{allocations: map[scheduler.Allocation]bool{}, calls: map[string]int{}, failing: map[string]error{}, told: map[string]int64{}}
 }
 
 // called counts a call and returns the failure that is asked for.
@@ -97,6 +99,7 @@ func (k *keeper) AllocateNodes(_ context.Context, o scheduler.Owner, v *schedule
 	}
 	var given []scheduler.Allocation
 	for _, w := range wants {
+		k.told[w.Pod.Role] = v.Ask().CPU
 		if name := k.find(v, w); name != "" {
 			a := scheduler.Allocation{Pod: w.Pod, Node: name}
 			k.allocations[a] = true
@@ -640,6 +643,65 @@ func TestTheOrderOfASchedulerIsFollowed(t *testing.T) {
 		if on["n3"] != 1 || on["n1"] != 1 || on["n2"] != 0 {
 			t.Errorf("%s runs on %v", id, on)
 		}
+	}
+}
+
+// A skew that is required is held between the groups that the rule leaves, whichever nodes a scheduler names, with books and without.
+func TestARequiredSkewIsHeldWhateverASchedulerNames(t *testing.T) {
+	t.Parallel()
+	booked := newKeeper()
+	booked.eligible = []string{"a0", "a1", "a2"}
+	for name, k := range map[string]scheduler.Scheduler{
+		"without books": ordered{names: []string{"a0", "a1", "a2"}},
+		"with books":    booked,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			for i := range 3 {
+				c.node(fmt.Sprintf("a%d", i), map[string]string{"rack": "a"}, nil)
+				c.node(fmt.Sprintf("b%d", i), map[string]string{"rack": "b"}, nil)
+			}
+			c.bookedFarm("f1", k, &recorder{}, &faulty{})
+			c.apply("web", testManifest("web", 0), func(r *rc.RC) {
+				replicas(3)(r)
+				r.Spread = rc.Spread{Label: "rack", Skew: 1, When: rc.Require}
+			})
+			c.condition("web", rc.InsufficientNodes, true, "spread:")
+			c.statusOf("web", func(st *rc.Status) bool { return st.Available == 1 })
+			if got := c.running("web"); len(got) != 1 {
+				t.Errorf("a skew of 1 is required, and %v run, all in rack a", got)
+			}
+		})
+	}
+}
+
+// Who keeps books is told what the pods of each group take when they are booked again.
+func TestBooksAreToldWhatEachGroupTakes(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n1", nil, nil)
+	c.node("n2", nil, nil)
+	k := newKeeper()
+	_, stop := c.bookedFarm("f1", k, &recorder{}, &faulty{})
+	large := testManifest("web", 0)
+	large.Launchables[0].Resources = manifest.Resources{CPU: 700}
+	c.apply("web", large, replicas(0)) // writes the manifest
+	digest := c.record("web").ManifestDigest
+	c.apply("web", testManifest("web", 0), func(r *rc.RC) {
+		one := 1
+		r.ReplicaGroups = []rc.ReplicaGroup{{Role: "small", Count: &one}, {Role: "large", Count: &one, Resources: &large.Launchables[0].Resources}}
+		r.GroupManifests = map[string]string{"large": digest}
+	})
+	c.converged("web", 2)
+	stop()
+	k.set(func() { clear(k.allocations); clear(k.told) })
+	c.bookedFarm("f2", k, &recorder{}, &faulty{})
+	c.inBooks(k, "web")
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if want := map[string]int64{"small": 0, "large": 700}; !maps.Equal(k.told, want) {
+		t.Errorf("the scheduler was told %v thousandths of a core, want %v", k.told, want)
 	}
 }
 
