@@ -31,6 +31,8 @@ const (
 type Proxy struct {
 	Addr string // host:port
 
+	srv *httptest.Server
+
 	mu       sync.Mutex
 	rule     func(*http.Request) Verdict
 	requests int
@@ -73,7 +75,7 @@ func StartProxy(tb testing.TB, target string) *Proxy {
 	all, end := context.WithCancel(context.WithoutCancel(tb.Context()))
 	srv.Config.BaseContext = func(net.Listener) context.Context { return all }
 	srv.Start()
-	p.Addr = srv.Listener.Addr().String()
+	p.Addr, p.srv = srv.Listener.Addr().String(), srv
 	tb.Cleanup(func() {
 		end() // Close waits for requests under way, also for those that wait at Consul
 		srv.CloseClientConnections()
@@ -127,6 +129,12 @@ func (p *Proxy) Set(rule func(*http.Request) Verdict) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.rule = rule
+}
+
+// Cut lets nothing pass any more, and drops what is under way: Consul may have got it or not.
+func (p *Proxy) Cut() {
+	p.Set(Always(CutBefore))
+	p.srv.CloseClientConnections()
 }
 
 // Seen returns how many requests came so far.

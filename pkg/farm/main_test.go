@@ -84,8 +84,11 @@ func (c *cluster) node(name string, labels map[string]string, react func(pod.Int
 }
 
 // connect returns a client of its own for one daemon, with the connection limit of one.
-func (c *cluster) connect() (*consul.Client, *store.Store) {
-	client, err := consul.New(consul.Config{Address: c.addr})
+func (c *cluster) connect() (*consul.Client, *store.Store) { return c.connectTo(c.addr) }
+
+// connectTo is connect by way of another address.
+func (c *cluster) connectTo(addr string) (*consul.Client, *store.Store) {
+	client, err := consul.New(consul.Config{Address: addr})
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -97,12 +100,17 @@ func (c *cluster) farm(id string) (stop func()) { return c.patientFarm(id, 500*t
 
 // patientFarm is farm that waits for twice the given TTL after a new epoch.
 func (c *cluster) patientFarm(id string, wait time.Duration) (stop func()) {
+	return c.farmBy(id, c.addr, wait, &simnode.Journal{})
+}
+
+// farmBy is patientFarm that reaches Consul by an address, and remembers its sessions in a journal.
+func (c *cluster) farmBy(id, addr string, wait time.Duration, journal consul.Journal) (stop func()) {
 	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	client, st := c.connect()
-	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
+	client, st := c.connectTo(addr)
+	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: journal}
 	return c.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			f := farm.NewFarm(farm.Config{
