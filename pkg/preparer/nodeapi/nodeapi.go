@@ -28,8 +28,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// DefaultStreams is how many requests are served at once.
+// DefaultStreams is how many requests about pods are served at once. Logs may be followed and commands may run for days, so that scale requests, which end
+// by themselves, have places of their own.
 const DefaultStreams = 32
+
+const maxScales = 8 // scale requests that are served at once
 
 // minToken is how long a token must be, in characters.
 const minToken = 16
@@ -67,7 +70,7 @@ type Config struct {
 	TokenFile string // holds the token that requests must bear; with an address, and only then
 	CertFile  string // with KeyFile: TLS; needed beyond loopback
 	KeyFile   string
-	Streams   int // requests served at once; zero: DefaultStreams
+	Streams   int // requests about pods served at once; zero: DefaultStreams
 	Log       obs.Logger
 }
 
@@ -75,8 +78,9 @@ type Config struct {
 type Server struct {
 	cfg      Config
 	pods     Pods
-	listener net.Listener // nil when it is off
-	slots    chan struct{}
+	listener net.Listener  // nil when it is off
+	slots    chan struct{} // of requests about pods
+	scales   chan struct{} // of scale requests
 }
 
 // New opens the address, so that a mistake shows at the start. Run serves it, Close gives it up.
@@ -89,7 +93,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if cfg.Streams == 0 {
 		cfg.Streams = DefaultStreams
 	}
-	s := &Server{cfg: cfg, slots: make(chan struct{}, cfg.Streams)}
+	s := &Server{cfg: cfg, slots: make(chan struct{}, cfg.Streams), scales: make(chan struct{}, maxScales)}
 	if cfg.Addr == Off {
 		return s, nil
 	}
@@ -128,7 +132,7 @@ func (s *Server) Run(ctx context.Context, pods Pods) error {
 		Handler: s.handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		BaseContext: func(net.Listener) context.Context { return ctx }, ConnContext: listen.Context,
 	}
-	limited := listen.Limit(s.listener, s.cfg.Streams+spareConns)
+	limited := listen.Limit(s.listener, s.cfg.Streams+maxScales+spareConns)
 	s.cfg.Log.WithField(obs.Address, s.URL()).Info("node API listens")
 	if s.cfg.CertFile != "" {
 		// Read anew for each connection: certificates are renewed while the preparer runs.
@@ -168,7 +172,7 @@ func (s *Server) forPod(serve func(http.ResponseWriter, *http.Request, pod.Ident
 			refuse(w, fmt.Sprintf("index: %q is not valid; allowed: a number, zero or more", r.PathValue("index")), http.StatusBadRequest)
 			return
 		}
-		over, why := s.slot(r)
+		over, why := s.slot(r, s.slots)
 		if why != "" {
 			refuse(w, why, http.StatusTooManyRequests)
 			return
@@ -178,15 +182,15 @@ func (s *Server) forPod(serve func(http.ResponseWriter, *http.Request, pod.Ident
 	}
 }
 
-// slot makes a request one of those that are served, until over is called, or says why not.
-func (s *Server) slot(r *http.Request) (over func(), why string) {
+// slot makes a request one of those of its kind that are served, until over is called, or says why not.
+func (s *Server) slot(r *http.Request, slots chan struct{}) (over func(), why string) {
 	select {
-	case s.slots <- struct{}{}:
+	case slots <- struct{}{}:
 	default:
-		return nil, fmt.Sprintf("the preparer of %s serves %d requests already; try again later", s.cfg.Node, s.cfg.Streams)
+		return nil, fmt.Sprintf("the preparer of %s serves %d requests already; try again later", s.cfg.Node, cap(slots))
 	}
 	served := listen.Serving(r.Context())
-	return func() { served(); <-s.slots }, ""
+	return func() { served(); <-slots }, ""
 }
 
 // refuse says why a request is not served.

@@ -326,6 +326,9 @@ func TestSlowClients(t *testing.T) {
 	if _, err := n.client.Logs(t.Context(), webPod, LogOptions{Tail: 1}); err == nil || !strings.Contains(err.Error(), "serves 2 requests already") {
 		t.Errorf("beyond the limit: %v", err)
 	}
+	if _, err := n.client.Scale(t.Context(), scale.New("web", 0)); err != nil {
+		t.Errorf("a service cannot be stopped while all read logs: %v", err)
+	}
 	second.Close()
 	consultest.Eventually(t, patience, func() error {
 		_, err := n.client.Logs(t.Context(), webPod, LogOptions{Tail: 1})

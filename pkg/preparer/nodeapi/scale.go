@@ -41,7 +41,7 @@ func (s *Server) scale(w http.ResponseWriter, r *http.Request) {
 		answerScale(w, scale.Response{Message: why}, status)
 		return
 	}
-	over, why := s.slot(r)
+	over, why := s.slot(r, s.scales)
 	if why != "" {
 		answerScale(w, scale.Response{Message: why}, http.StatusTooManyRequests)
 		return

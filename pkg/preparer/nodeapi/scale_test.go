@@ -14,6 +14,9 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
@@ -100,6 +103,34 @@ func TestScaleSaysWhatItSends(t *testing.T) {
 	}
 	if kind := <-kinds; kind != "application/json" {
 		t.Errorf("a document was sent as %q", kind)
+	}
+}
+
+// So many scale requests are served at once; one more is told to come again.
+func TestScalesAtOnceAreBounded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.pods.mu.Lock()
+	var all errgroup.Group
+	for range maxScales {
+		all.Go(func() error {
+			_, err := n.client.Scale(t.Context(), scale.New("web", 1))
+			return err
+		})
+	}
+	consultest.Eventually(t, patience, func() error {
+		if served := len(n.scales); served != maxScales {
+			return fmt.Errorf("%d are served", served)
+		}
+		return nil
+	})
+	var refused *RefusedError
+	if _, err := n.client.Scale(t.Context(), scale.New("web", 1)); !errors.As(err, &refused) || refused.Status != http.StatusTooManyRequests {
+		t.Errorf("one more: %v", err)
+	}
+	n.pods.mu.Unlock()
+	if err := all.Wait(); err != nil {
+		t.Error(err)
 	}
 }
 
