@@ -183,12 +183,19 @@ func legacyScale(e *env) {
 		return nil
 	})
 	e.localClaims(1)
-	e.within(limit, func() error { // it is forgotten
-		if status, answer := e.post(1, `{"service":"agent","replicas":0}`, "", ""); status != 404 {
-			return fmt.Errorf("%d, %+v", status, answer)
+	for _, c := range []struct { // nothing of it runs, and it is remembered
+		body   string
+		status int
+	}{
+		{`{"service":"agent","replicas":0,"revision":9}`, 200},
+		{strings.ReplaceAll(request, `"replicas": 2`, `"replicas": 2, "revision": 8`), 409},
+		{`{"service":"agent","replicas":1}`, 200},
+	} {
+		if status, answer := e.post(1, c.body, "", ""); status != c.status {
+			e.t.Errorf("%s: %d, %+v", c.body, status, answer)
 		}
-		return nil
-	})
+	}
+	e.localClaims(1, "local-agent/main.0")
 }
 
 // localClaims waits until these identities, and none but theirs, have the claims of local services on node number n.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,6 +21,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/local"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
@@ -133,7 +135,7 @@ func (b *bench) alive(service string) map[pod.Identity]int {
 	return pids
 }
 
-// A local service needs no farm: it starts, is scaled and rolled, runs on through the death of its preparer and without Consul, and is forgotten when all of it has stopped.
+// A local service needs no farm: it starts, is scaled and rolled, runs on through the death of its preparer and without Consul, and is remembered when all of it has stopped, but for those that stopped long ago.
 func TestLocalService(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -173,12 +175,6 @@ func TestLocalService(t *testing.T) {
 	b.awaitClaims()
 	b.awaitNoLocal("web", 0)
 	b.awaitNoLocal("web", 7)
-	b.eventually(func() error {
-		if err := a.ask(t, scale.New("web", 1)); !errors.Is(err, scale.ErrUnknownService) {
-			return fmt.Errorf("after it was forgotten: %w", err)
-		}
-		return nil
-	})
 	if n := b.alive("web"); len(n) > 0 {
 		t.Errorf("%v run", n)
 	}
@@ -187,6 +183,24 @@ func TestLocalService(t *testing.T) {
 		if strings.Contains(key, "local-") {
 			t.Errorf("left in Consul: %s, %v", key, err)
 		}
+	}
+	a.stop() // what has stopped is remembered by the next preparer
+	b.leaveResting(local.MaxResting)
+	a = b.start()
+	a.must(t, scale.New("web", 0))
+	a.must(t, scale.New("web", 1))
+	b.awaitLocal("web", 0, one)
+	b.eventually(func() error {
+		if _, err := os.Stat(filepath.Join(b.cfg.Dir, "local", "old-0.json")); !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("what stopped first is not forgotten: %w", err)
+		}
+		return nil
+	})
+	if err := a.ask(t, scale.New("old-0", 1)); !errors.Is(err, scale.ErrUnknownService) {
+		t.Errorf("after it was forgotten: %v", err)
+	}
+	if err := a.ask(t, scale.New("old-1", 0)); err != nil {
+		t.Errorf("what stopped later: %v", err)
 	}
 }
 

@@ -83,13 +83,16 @@ func (l *locals) take(ctx context.Context) (release func(), err error) {
 type desired struct {
 	intents IntentSet
 	specs   map[string]local.Spec // by digest
-	names   map[string]bool       // of the services, which are the ids of their pods
+	names   map[string]bool       // of the services that have replicas, which are the ids of their pods
 }
 
 // publish has the pods be what local services shall be now. The caller has the turn.
 func (l *locals) publish() {
 	d := desired{intents: IntentSet{Known: true, Intents: map[pod.Identity]pod.Intent{}}, specs: map[string]local.Spec{}, names: map[string]bool{}}
 	for name, s := range l.all {
+		if s.Resting() {
+			continue
+		}
 		d.names[name] = true
 		maps.Copy(d.specs, s.Specs)
 		for _, in := range s.Intents() {
@@ -132,6 +135,16 @@ func (l *locals) seen() map[pod.Identity]local.Seen {
 // errNoClaims says that there is nothing to reserve, and no record of it.
 var errNoClaims = errors.New("no shares")
 
+// noneRuns reports whether no service has replicas, so that there is nothing to reserve.
+func noneRuns(all map[string]*local.Service) bool {
+	for _, s := range all {
+		if !s.Resting() {
+			return false
+		}
+	}
+	return true
+}
+
 // bookWithin bounds one change of the reservation.
 const bookWithin = 10 * time.Second
 
@@ -156,7 +169,7 @@ func (l *locals) book(ctx context.Context, next *local.Service) (*local.Service,
 			found = next.Clone()
 			all[next.Name] = found
 		}
-		if len(all) == 0 && !exists {
+		if noneRuns(all) && !exists {
 			return res, errNoClaims
 		}
 		return local.Book(all, local.Room{View: view, Reservation: res, Seen: seen})
@@ -209,55 +222,56 @@ func (l *locals) scale(ctx context.Context, r scale.Request) (scale.Response, er
 		answer.Replicas = uint32(before.Running())
 	}
 	next, err := local.Take(before, r, spec, digest, l.seen(), time.Now())
-	if err == nil && before == nil && next != nil {
+	if err == nil && (before == nil || before.Resting()) && !next.Resting() {
 		err = l.claimName(r.Service)
 	}
 	if err == nil {
-		err = l.change(ctx, r.Service, next)
+		next, err = l.change(ctx, next)
 	}
 	if err != nil {
 		l.publish() // a name that was claimed for nothing
 		return answer, err
 	}
-	answer.Success, answer.Replicas = true, 0
-	if next != nil {
-		answer.Replicas = uint32(next.Running())
-	}
+	answer.Success, answer.Replicas = true, uint32(next.Running())
 	l.log.WithFields(obs.Fields{obs.Service: r.Service, obs.Desired: answer.Replicas, fieldRevision: r.Revision}).Info("scale request taken")
 	return answer, nil
 }
 
 // change finds room for what a service shall be, writes it down, and has it carried out. The caller has the turn.
-func (l *locals) change(ctx context.Context, name string, next *local.Service) error {
-	if next != nil && next.Wants() {
+func (l *locals) change(ctx context.Context, next *local.Service) (*local.Service, error) {
+	if next.Wants() {
 		var err error
 		if next, err = l.book(ctx, next); err != nil {
-			return err
+			return nil, err
 		}
 		l.cfg.Step("local booked")
 	}
-	if err := l.keep(name, next); err != nil {
-		return err
+	if err := l.keep(next); err != nil {
+		return nil, err
 	}
 	l.publish()
 	l.wake.Raise()
+	return next, nil
+}
+
+// keep writes down what a service shall be.
+func (l *locals) keep(next *local.Service) error {
+	if err := l.disk.Save(*next); err != nil {
+		return err
+	}
+	l.all[next.Name] = next
+	l.cfg.Step("local saved")
 	return nil
 }
 
-// keep writes down what a service shall be; nil: it is forgotten.
-func (l *locals) keep(name string, next *local.Service) error {
-	if next == nil {
+// forget forgets the services that stopped longest ago, so that the disk does not fill up with what once ran.
+func (l *locals) forget() error {
+	for _, name := range local.Forgotten(l.all) {
 		if err := l.disk.Forget(name); err != nil {
 			return err
 		}
 		delete(l.all, name)
-	} else {
-		if err := l.disk.Save(*next); err != nil {
-			return err
-		}
-		l.all[name] = next
 	}
-	l.cfg.Step("local saved")
 	return nil
 }
 
@@ -339,22 +353,22 @@ func (l *locals) step(ctx context.Context, first bool) error {
 			continue
 		}
 		news = true
-		errs = append(errs, l.keep(name, next))
+		errs = append(errs, l.keep(next))
 		l.dirty = true
 	}
 	if news {
 		l.publish()
 	}
-	return errors.Join(append(errs, l.tidy(ctx))...)
+	return errors.Join(append(errs, l.forget(), l.tidy(ctx))...)
 }
 
 // tidy has the reservation say what local services take, if it may not. A node without any, whose token may not write there, lacks nothing.
 func (l *locals) tidy(ctx context.Context) error {
-	if l.reserver() == nil || len(l.all) == 0 && !l.dirty {
+	if l.reserver() == nil || noneRuns(l.all) && !l.dirty {
 		return nil
 	}
 	_, err := l.book(ctx, nil)
-	if len(l.all) == 0 && (store.Denied(err) || errors.Is(err, store.ErrFiltered)) {
+	if noneRuns(l.all) && (store.Denied(err) || errors.Is(err, store.ErrFiltered)) {
 		l.dirty = false
 		return nil
 	}
@@ -371,7 +385,7 @@ func (l *locals) bookAgain(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	if len(l.all) == 0 {
+	if noneRuns(l.all) {
 		return nil
 	}
 	_, err = l.book(ctx, nil)

@@ -26,10 +26,10 @@ func scaleRequestCommand() *cli.Command {
 		Name: "scale-request", Usage: "say what a node runs of a service that it has for itself, without a farm",
 		UsageText: "rcctl scale-request NODE -f FILE",
 		Description: `Sends one request to the preparer of the node, which answers when the request is on its disk and has room: the
-processes follow. The request is the whole assignment, what it leaves out stops; replicas: 0 stops all and forgets the
-service. Without assignments indices 0 to replicas-1 run, in the role main. The spec may be left out once the node has
-it; its manifest's id is the name of the service. Exit code 4: a controller's pod has that name on the node, there is no
-room, or the request is older than the last. rcctl audit shows who asked, and what the node answered.
+processes follow. The request is the whole assignment, what it leaves out stops; replicas: 0 stops all. Without
+assignments indices 0 to replicas-1 run, in the role main. The spec may be left out once the node has it, also when the
+service has stopped; its manifest's id is the name of the service. Exit code 4: a controller's pod has that name on the
+node, there is no room, or the request is older than the last. rcctl audit shows who asked, and what the node answered.
 docs/local-services.md has the same for curl.
 
 A document:

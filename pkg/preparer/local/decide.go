@@ -61,14 +61,14 @@ func checkRoles(errs *field.Errors, r scale.Request) {
 	}
 }
 
-// Take returns what a service shall be after a request, which brings a version unless digest is empty. It is nil for nothing at all. before is what it shall be
+// Take returns what a service shall be after a request, which brings a version unless digest is empty. before is what it shall be
 // now, nil for a service that the node does not know; seen is what the node has of its replicas, known or not. It returns scale.ErrUnknownService and scale.ErrConflict.
 // Room has to be found for what it returns: see Book.
 func Take(before *Service, r scale.Request, spec Spec, digest string, seen map[pod.Identity]Seen, now time.Time) (*Service, error) {
 	next := &Service{Version: Version, Name: r.Service, Specs: map[string]Spec{}}
 	switch {
 	case before == nil && digest == "":
-		return nil, fmt.Errorf("%w %q: this node has never seen it, or has forgotten it since all its replicas stopped; send its spec", scale.ErrUnknownService, r.Service)
+		return nil, fmt.Errorf("%w %q: this node has never seen it, or has forgotten it since it stopped; send its spec", scale.ErrUnknownService, r.Service)
 	case before != nil && r.Revision != 0 && r.Revision < before.Revision:
 		return nil, fmt.Errorf("%w: revision %d is older than %d, the last that was taken of service %q", scale.ErrConflict, r.Revision, before.Revision, r.Service)
 	case before != nil:
@@ -87,8 +87,11 @@ func Take(before *Service, r scale.Request, spec Spec, digest string, seen map[p
 	changed := before != nil && before.Digest != next.Digest
 	for i := range next.Replicas {
 		one := &next.Replicas[i]
-		id := next.Identity(one)
+		id, was := next.Identity(one), one.Revision
 		next.take(one, wanted[id], changed, seen[id], now)
+		if relabelled := !maps.Equal(before.Specs[one.Digest].Labels, next.Specs[one.Digest].Labels); relabelled && wanted[id] && one.Revision == was {
+			one.Revision = pod.NextRevision(now, was, seen[id].Revision) // no process starts again for that, and so no turn is waited for
+		}
 		delete(wanted, id)
 	}
 	for id, was := range seen { // what runs and is in no file: that was lost
@@ -101,10 +104,7 @@ func Take(before *Service, r scale.Request, spec Spec, digest string, seen map[p
 			Role: id.Role, Index: id.Index, Digest: next.Digest, Revision: pod.NextRevision(now, seen[id].Revision), wants: true,
 		})
 	}
-	next.tidy()
-	if len(next.Replicas) == 0 {
-		return nil, nil //nolint:nilnil // nothing at all is an answer
-	}
+	next.tidy(now)
 	return next, nil
 }
 
@@ -125,7 +125,7 @@ func (s *Service) take(r *Replica, run, changed bool, seen Seen, now time.Time) 
 }
 
 // Next returns what a service shall be now that the node has done something, and whether that is news: what has stopped leaves it, and one more replica is
-// told to run the service's version once all that were told have converged. It is nil when nothing is left.
+// told to run the service's version once all that were told have converged.
 func (s *Service) Next(seen map[pod.Identity]Seen, now time.Time) (next *Service, news bool) {
 	next = s.Clone()
 	next.Replicas = slices.DeleteFunc(next.Replicas, func(r Replica) bool {
@@ -138,10 +138,7 @@ func (s *Service) Next(seen map[pod.Identity]Seen, now time.Time) (next *Service
 		r.Revision = pod.NextRevision(now, r.Revision, seen[next.Identity(r)].Revision)
 		news = true
 	}
-	next.tidy()
-	if len(next.Replicas) == 0 {
-		return nil, true
-	}
+	next.tidy(now)
 	return next, news
 }
 
@@ -177,6 +174,16 @@ func Conflict(name string, intents ...pod.Intent) (id pod.Identity, ok bool) {
 		return pod.Identity{}, false
 	}
 	return intents[i].Identity, true
+}
+
+// MaxResting is how many services are remembered that have no replicas.
+const MaxResting = 64
+
+// Forgotten returns which services are to be remembered no longer: of those without replicas all but the MaxResting that stopped last.
+func Forgotten(all map[string]*Service) []string {
+	resting := slices.DeleteFunc(Names(all), func(name string) bool { return !all[name].Resting() })
+	slices.SortStableFunc(resting, func(a, b string) int { return all[a].stopped().Compare(all[b].stopped()) })
+	return resting[:max(0, len(resting)-MaxResting)]
 }
 
 // Names are those of some services, sorted.

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -24,6 +25,8 @@ type Service struct {
 	Digest   string          `json:"digest"`             // of the manifest that all replicas are to run in the end
 	Specs    map[string]Spec `json:"specs"`              // by digest: that one, and those that replicas run still
 	Replicas []Replica       `json:"replicas"`           // by role and index
+	// StoppedAt is since when there are no replicas; nil while there are. What the service was is remembered, see Forgotten.
+	StoppedAt *time.Time `json:"stopped_at,omitempty"`
 }
 
 // Spec is one version of a service.
@@ -82,6 +85,17 @@ func (s *Service) Running() (n int) {
 	return n
 }
 
+// Resting reports whether the service has no replicas, and none that is still to stop: it has no name and no room here, and is only remembered.
+func (s *Service) Resting() bool { return len(s.Replicas) == 0 }
+
+// stopped is since when the service has no replicas.
+func (s *Service) stopped() time.Time {
+	if s.StoppedAt == nil {
+		return time.Time{}
+	}
+	return *s.StoppedAt
+}
+
 // byRole returns how many replicas of each role shall run.
 func (s *Service) byRole() map[string]int {
 	count := map[string]int{}
@@ -121,8 +135,13 @@ func (s *Service) Clone() *Service {
 	return &next
 }
 
-// tidy puts the replicas in order, and drops versions that nothing needs.
-func (s *Service) tidy() {
+// tidy puts the replicas in order, drops versions that nothing needs, and notes since when there are no replicas.
+func (s *Service) tidy(now time.Time) {
+	if !s.Resting() {
+		s.StoppedAt = nil
+	} else if s.StoppedAt == nil {
+		s.StoppedAt = new(now.UTC())
+	}
 	slices.SortFunc(s.Replicas, func(a, b Replica) int { return cmp.Or(cmp.Compare(a.Role, b.Role), cmp.Compare(a.Index, b.Index)) })
 	needed := map[string]bool{s.Digest: true}
 	for i := range s.Replicas {

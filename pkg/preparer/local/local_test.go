@@ -52,6 +52,7 @@ type world struct {
 	all  map[string]*local.Service
 	runs map[pod.Identity]copied
 	now  time.Time
+	last int64 // revision of the requests that were taken
 }
 
 // copied is what the node has of one identity.
@@ -82,7 +83,7 @@ func (w *world) ask(r scale.Request) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if next != nil && next.Wants() {
+	if next.Wants() {
 		all := maps.Clone(w.all)
 		next = next.Clone()
 		all["web"] = next
@@ -99,18 +100,15 @@ func (w *world) ask(r scale.Request) {
 		}
 	}
 	w.keep(next)
+	w.last = max(w.last, r.Revision)
 	want := r.Replicas
-	if next == nil && want != 0 || next != nil && next.Running() != int(want) {
+	if next.Running() != int(want) {
 		w.t.Fatalf("%d replicas asked for: %+v", want, next)
 	}
 }
 
 // keep writes the file, as if the preparer were started again after each time.
 func (w *world) keep(next *local.Service) {
-	if next == nil {
-		delete(w.all, "web")
-		return
-	}
 	w.all["web"] = again(w.t, next)
 }
 
@@ -188,9 +186,7 @@ func (w *world) step() {
 	if !news {
 		return
 	}
-	if next != nil {
-		w.atMostOneTurn(before, next)
-	}
+	w.atMostOneTurn(before, next)
 	w.keep(next)
 }
 
@@ -293,8 +289,9 @@ func TestHistories(t *testing.T) {
 			w.step()
 		}
 		w.tidy()
-		if len(w.all) > 0 || len(w.res.Claims) != 1 {
-			t.Fatalf("left: %+v, %+v", w.all, w.res)
+		s := w.all["web"]
+		if s != nil && (!s.Resting() || s.Revision != w.last || len(s.Specs) != 1) || len(w.res.Claims) != 1 {
+			t.Fatalf("left: %+v, %+v", s, w.res)
 		}
 	})
 }
@@ -373,6 +370,116 @@ func TestTurn(t *testing.T) {
 	}
 	if again, news := next.Next(seen, time.UnixMilli(10)); news {
 		t.Errorf("the next one has its turn too early: %+v", again)
+	}
+}
+
+// A service of which nothing runs any more is remembered: its version, and the revision below which requests are late. So it is through a restart.
+func TestRestingServiceIsRemembered(t *testing.T) {
+	t.Parallel()
+	now := time.UnixMilli(1e12)
+	ask := func(before *local.Service, n uint32, revision int64, spec *scale.Spec) (*local.Service, error) {
+		r := scale.New("web", n)
+		r.Revision, r.Spec = revision, spec
+		read, digest, err := local.Read(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		next, err := local.Take(before, r, read, digest, nil, now)
+		if err == nil {
+			next = again(t, next)
+		}
+		return next, err
+	}
+	s, err := ask(nil, 2, 9, specOf(t, version(100, 0, 0)))
+	if err == nil {
+		s, err = ask(s, 0, 10, nil)
+	}
+	if err != nil || s.Resting() {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	s, news := s.Next(nil, now)
+	if s = again(t, s); !news || !s.Resting() || s.StoppedAt == nil || len(s.Intents()) != 0 {
+		t.Fatalf("%+v, news: %v", s, news)
+	}
+	if _, news := s.Next(nil, now); news {
+		t.Error("it has news again")
+	}
+	if _, err := ask(s, 5, 9, specOf(t, version(100, 0, 0))); !errors.Is(err, scale.ErrConflict) {
+		t.Errorf("a late request: %v", err)
+	}
+	for range 2 {
+		if s, err = ask(s, 0, 10, nil); err != nil || !s.Resting() {
+			t.Fatalf("the same again: %+v, %v", s, err)
+		}
+	}
+	if s, err = ask(s, 3, 0, nil); err != nil || s.Running() != 3 || s.StoppedAt != nil {
+		t.Errorf("without a spec: %+v, %v", s, err)
+	}
+}
+
+// Of services that rest so many are remembered, those that stopped last; one that has replicas always is.
+func TestForgotten(t *testing.T) {
+	t.Parallel()
+	all := map[string]*local.Service{"runs": {Replicas: []local.Replica{{}}}}
+	for i := range local.MaxResting + 2 {
+		at := time.UnixMilli(int64(1000 - i))
+		all[fmt.Sprintf("s%d", i)] = &local.Service{StoppedAt: &at}
+	}
+	if gone := local.Forgotten(all); !slices.Equal(gone, []string{"s65", "s64"}) {
+		t.Errorf("%v are forgotten", gone)
+	}
+	delete(all, "s64")
+	delete(all, "s65")
+	if gone := local.Forgotten(all); len(gone) != 0 {
+		t.Errorf("%v are forgotten", gone)
+	}
+}
+
+// Other labels of the same manifest reach each replica that has it, at once; what has another manifest, or stops, stays as it was told.
+func TestRelabel(t *testing.T) {
+	t.Parallel()
+	now := time.UnixMilli(1e12)
+	var s *local.Service
+	ask := func(n uint32, cpu int, tier string) map[int]pod.Intent {
+		now = now.Add(time.Second)
+		r := scale.New("web", n)
+		r.Spec = specOf(t, version(cpu, 0, 0))
+		r.Spec.Labels = map[string]string{"tier": tier}
+		spec, digest, err := local.Read(r)
+		if err == nil {
+			s, err = local.Take(s, r, spec, digest, nil, now)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		byIndex := map[int]pod.Intent{}
+		for _, in := range s.Intents() {
+			byIndex[in.Index] = in
+		}
+		return byIndex
+	}
+	first := ask(3, 100, "front")
+	same := ask(3, 100, "front")
+	if !reflect.DeepEqual(first, same) {
+		t.Errorf("the same again: %+v, before %+v", same, first)
+	}
+	second := ask(2, 100, "back")
+	for i := range 2 {
+		if in := second[i]; in.Labels["tier"] != "back" || in.Revision <= first[i].Revision || in.Digest != first[i].Digest {
+			t.Errorf("%+v after %+v", in, first[i])
+		}
+	}
+	if third := ask(2, 100, "back"); !reflect.DeepEqual(second, third) {
+		t.Errorf("%+v, before %+v", third, second)
+	}
+	waiting := ask(2, 200, "new")
+	for i := range 2 {
+		if !reflect.DeepEqual(waiting[i], second[i]) {
+			t.Errorf("before its turn: %+v, before %+v", waiting[i], second[i])
+		}
+	}
+	if back := ask(2, 100, "old"); back[0].Labels["tier"] != "old" || back[0].Revision <= second[0].Revision {
+		t.Errorf("back, with other labels: %+v after %+v", back[0], second[0])
 	}
 }
 
