@@ -134,6 +134,7 @@ type judgement struct {
 
 	restoredAt uint64               // index of the last restore
 	rewound    []span               // when each restore happened, as the log shows it
+	takenBack  []written            // what each restore took back
 	undone     *state               // what the last one took back
 	epochAt    uint64               // index since which the cluster has its epoch
 	silent     map[checkName]string // preparers' checks that have passed ever since the epoch was made, whose nodes have not echoed it
@@ -142,10 +143,14 @@ type judgement struct {
 // span is a time between two moments in unix nanoseconds.
 type span struct{ from, to int64 }
 
+// written is what was written after one index and before another.
+type written struct{ after, before uint64 }
+
 // asked is one intent as it was first written.
 type asked struct {
 	state string
 	at    int64 // unix nanoseconds, by the clock of the leader that appended it
+	index uint64
 }
 
 func newJudgement(events []Event, trace func(*Write)) *judgement {
@@ -204,7 +209,7 @@ func (j *judgement) replay(log []Entry, events []Event) error {
 
 // restore puts the replay back to the snapshot that an operator restored. Raft leaves a hole of one index for it.
 func (j *judgement) restore(r *restores, last, next *Entry) error {
-	saved, err := r.match(last, next)
+	index, saved, err := r.match(last, next)
 	if err != nil {
 		return err
 	}
@@ -213,6 +218,7 @@ func (j *judgement) restore(r *restores, last, next *Entry) error {
 	j.drainsTakenBack(next.At)
 	j.restoredAt = last.Index + 1
 	j.rewound = append(j.rewound, span{last.At, next.At})
+	j.takenBack = append(j.takenBack, written{index, j.restoredAt})
 	j.result.Restores++
 	return nil
 }
@@ -253,7 +259,7 @@ func (j *judgement) remember(w *Write) {
 		if in := c.After.intent(); in != nil {
 			key := orderKey(nodeOfIntent(c.Key), in.id(), in.Revision)
 			if was, said := j.ordered[key]; !said || was.state != in.State { // else it is said again, with another manifest at the most
-				j.ordered[key] = asked{state: in.State, at: w.At}
+				j.ordered[key] = asked{state: in.State, at: w.At, index: w.Index}
 			}
 		}
 		if c.Key == keySchema && c.After != nil && (c.Before == nil || c.Before.schema().Epoch != c.After.schema().Epoch) {

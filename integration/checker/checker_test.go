@@ -589,6 +589,43 @@ func TestFencedRegister(t *testing.T) {
 	}
 }
 
+// A pod that runs once may run again where a restored snapshot took back that it was to run, or to stop, and not otherwise.
+func TestAPodThatRunsOnceAfterARestore(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		started, stopped, again uint64 // when that was asked for; stopped zero: never
+		want                    int
+	}{
+		"nothing was taken back":                     {10, 12, 31, 1},
+		"its stop was":                               {10, 22, 31, 0},
+		"its start was":                              {21, 22, 31, 0},
+		"its start was, and it was not stopped":      {21, 0, 31, 0},
+		"asked for again before that":                {21, 22, 24, 1},
+		"stopped after that":                         {10, 31, 32, 1},
+		"all of it happened after that":              {31, 32, 33, 1},
+		"it was not stopped, and its start was kept": {10, 0, 31, 1},
+	} {
+		j := newJudgement(nil, nil)
+		j.takenBack = []written{{after: 20, before: 30}}
+		var events []Event
+		for i, d := range []struct {
+			node, state string
+			index       uint64
+		}{{"n1", running, c.started}, {"n1", stopped, c.stopped}, {"n2", running, c.again}} {
+			if d.index == 0 {
+				continue
+			}
+			e := Event{Kind: EventNode, At: int64(i), Node: d.node, ID: "c/main.0", State: d.state, Revision: int64(i), Once: true}
+			events = append(events, e)
+			j.ordered[orderKey(e.Node, e.ID, e.Revision)] = asked{state: d.state, index: d.index}
+		}
+		j.once(events)
+		if got := j.result.Count()["pre_deploy ran twice"]; got != c.want {
+			t.Errorf("%s: %d violations, want %d", name, got, c.want)
+		}
+	}
+}
+
 // A pod that runs once may be told again where it is, and starts neither on another node nor after a stop.
 func TestAPodThatRunsOnce(t *testing.T) {
 	t.Parallel()

@@ -99,10 +99,10 @@ func (r *restores) keep(index uint64, s *state) {
 }
 
 // match finds the restore that made the hole between two entries: the last attempt that began before the entry after it
-// was appended. Attempts before that one failed without effect.
-func (r *restores) match(last, next *Entry) (*state, error) {
+// was appended. Attempts before that one failed without effect. It returns the index of the snapshot, too.
+func (r *restores) match(last, next *Entry) (uint64, *state, error) {
 	if next.Index != last.Index+2 {
-		return nil, fmt.Errorf("%w: the log lacks the entries between %d and %d", ErrHarness, last.Index, next.Index)
+		return 0, nil, fmt.Errorf("%w: the log lacks the entries between %d and %d", ErrHarness, last.Index, next.Index)
 	}
 	for i, attempt := range slices.Backward(r.order) {
 		if attempt.Call > next.At || attempt.At < last.At {
@@ -111,11 +111,11 @@ func (r *restores) match(last, next *Entry) (*state, error) {
 		index := attempt.Index
 		r.order = r.order[i+1:]
 		if saved := r.saved[index]; saved != nil {
-			return saved, nil
+			return index, saved, nil
 		}
-		return nil, fmt.Errorf("%w: the snapshot at index %d was restored, which the log does not reach", ErrHarness, index)
+		return 0, nil, fmt.Errorf("%w: the snapshot at index %d was restored, which the log does not reach", ErrHarness, index)
 	}
-	return nil, fmt.Errorf("%w: index %d is missing and nobody restored a snapshot then", ErrHarness, last.Index+1)
+	return 0, nil, fmt.Errorf("%w: index %d is missing and nobody restored a snapshot then", ErrHarness, last.Index+1)
 }
 
 // FinalKey is one key as Consul showed it at the end.

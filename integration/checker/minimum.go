@@ -20,7 +20,7 @@ func (j *judgement) minimum(w *Write) {
 			if !mine && !rc.isBeside(c.controllerOf()) {
 				continue
 			}
-			placed = placed || mine && c.news() != nil
+			placed = placed || mine && j.adds(w, rc, c)
 			if before := c.Before.placement(); before != nil && c.takes() && !w.remains(c.After.placement()) && !j.mayTake(w, before) {
 				taken = append(taken, before)
 				own = own || mine
@@ -33,6 +33,22 @@ func (j *judgement) minimum(w *Write) {
 			j.belowSurge(w, rc)
 		}
 	}
+}
+
+// adds reports whether the change puts a pod on a node where it was not, so that more copies of it count. Its new copy may stand in place of
+// one on a node that only lacks a preparer, which counts no more then.
+func (j *judgement) adds(w *Write, rc *controller, c *Change) bool {
+	counted := j.inUse
+	if j.bounded(w, rc) {
+		counted = j.mayRun
+	}
+	before, after := c.Before.placement(), c.news()
+	return after != nil && (before == nil || counted(w, after) > counted(w, before))
+}
+
+// bounded reports whether the bound of the service is in force, in place of the controller's surge.
+func (j *judgement) bounded(w *Write, rc *controller) bool {
+	return rc.Service != nil && rc.Service.Max > 0 && j.inService(w, rc)
 }
 
 // mayTake reports whether operators said that the copy goes, whatever is left: by a forced drain, or as one that is gone.
@@ -136,7 +152,7 @@ func (w *Write) leaves(rcs []string, taken []*placement, isLost func(string, boo
 // belowSurge counts every copy that takes up a living node, also one that was asked to stop and is not confirmed, and those of
 // nodes that only lack a preparer, which count as they last reported. Lost ones do not count.
 func (j *judgement) belowSurge(w *Write, rc *controller) {
-	if rc.Service != nil && rc.Service.Max > 0 && j.inService(w, rc) {
+	if j.bounded(w, rc) {
 		j.withinBound(w, rc)
 		return
 	}

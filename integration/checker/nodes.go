@@ -149,20 +149,32 @@ func (j *judgement) nodeStops(events []Event) {
 // once judges the pods that run to their end (pre_deploy): at most once, whatever died meanwhile. A node that is told again, as where the
 // pod was adopted, has not started it again, unless it was told to stop in between.
 func (j *judgement) once(events []Event) {
-	ran, stops := map[string]Event{}, map[string]bool{}
+	ran, stops := map[string]Event{}, map[string]Event{}
 	for _, e := range ofKind(events, EventNode) {
 		switch before, again := ran[e.ID]; {
 		case !e.Once:
 		case e.State != running:
-			stops[e.ID] = stops[e.ID] || again && e.Node == before.Node
+			if again && e.Node == before.Node {
+				stops[e.ID] = e
+			}
 		default:
 			j.looked("pre_deploy once")
-			if again && (before.Node != e.Node || stops[e.ID]) {
+			stop, told := stops[e.ID]
+			if again && (before.Node != e.Node || told) && !j.tookBack(before, e) && !(told && j.tookBack(stop, e)) {
 				j.violated("pre_deploy", "ran twice", 0, "%s on %s at revision %d, after %s at revision %d", e.ID, e.Node, e.Revision, before.Node, before.Revision)
 			}
 			ran[e.ID] = e
+			delete(stops, e.ID)
 		}
 	}
+}
+
+// tookBack reports whether a restored snapshot took back what a node had done, and only then another act was asked for.
+func (j *judgement) tookBack(did, next Event) bool {
+	index := func(e Event) uint64 { return j.ordered[orderKey(e.Node, e.ID, e.Revision)].index }
+	return slices.ContainsFunc(j.takenBack, func(t written) bool {
+		return t.after < index(did) && index(did) < t.before && t.before < index(next)
+	})
 }
 
 // orphan judges a pod whose controller a restored snapshot does not know, or that was deleted after a wipe before anybody could hear of

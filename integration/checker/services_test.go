@@ -123,6 +123,12 @@ func TestBoundOfAService(t *testing.T) {
 	two := fields{"replica_groups": []fields{{"role": "main", "count": 2}}}
 	adds := func(w *world) { w.second("n1", kv("check-index", "schema", nil).at(w.schema)) }
 	lostOnce := func(w *world) { w.loses(); w.returns() }
+	moves := func(ghost fields) func(w *world) {
+		return func(w *world) {
+			p := with(placed("n2", running, 20), fields{"ghosts": []fields{ghost}})
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod))...)
+		}
+	}
 	for name, c := range map[string]struct {
 		ofC, of, pod, reality fields
 		before                func(w *world)
@@ -146,6 +152,8 @@ func TestBoundOfAService(t *testing.T) {
 		"its own does not hold":            {of: fields{"max": 3}, act: adds},
 		"alone for a moment":               {of: fields{"max": 2}, before: (*world).removes, late: heardLate - time.Second, act: adds},
 		"alone":                            {of: fields{"max": 2}, before: (*world).removes, late: heardLate + time.Second, act: adds, rule: own},
+		"it is replaced, no preparer":      {ofC: two, of: fields{"max": 1}, before: (*world).dies, act: moves(fields{"node": "n1", "lost": true})},
+		"it moves, its preparer lives":     {ofC: two, of: fields{"max": 1}, act: moves(fields{"node": "n1"}), rule: rule},
 		"what is found":                    {ofC: two, of: fields{"max": 2}, act: func(w *world) { w.rewrites(fields{"adopted_at_generation": 2}) }},
 	} {
 		t.Run(name, func(t *testing.T) {
