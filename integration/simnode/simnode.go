@@ -177,6 +177,7 @@ func (t *session) run(ctx context.Context) error {
 	if err := t.readIntents(ctx); err != nil {
 		return err
 	}
+	gate := t.out.GateVersion(ctx)
 	if err := t.acquire(ctx); err != nil {
 		return err
 	}
@@ -219,6 +220,7 @@ func (t *session) run(ctx context.Context) error {
 		})
 	})
 	group.Go(func() error { return t.followAmended(ctx) })
+	group.Go(func() error { return t.followGate(ctx, gate) })
 	return group.Wait()
 }
 

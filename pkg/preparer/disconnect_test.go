@@ -266,6 +266,26 @@ func TestOrphansSayWhetherTheyRun(t *testing.T) {
 	})
 }
 
+// What the gate does not allow yet is said as soon as it does, by a node that has nothing else to write, too.
+func TestARaisedGateCompletesTheNodesRecord(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.cfg.Node.TTL = field.Duration(10 * time.Second)
+	b.cfg.LookAtGate = 50 * time.Millisecond
+	gate := func(version string) {
+		b.commit(consul.Set(b.keys.Gate.Key(), fmt.Appendf(nil, `{"version":%q}`, version)))
+	}
+	gate(feature.Oldest)
+	b.start()
+	if n := b.awaitServing(); n.TTL != 0 || n.EnforcesStopAfter {
+		t.Fatalf("under the oldest gate it says %+v", n)
+	}
+	gate(feature.Known.Named("ordered").Since)
+	b.awaitNode("what the gate allows now", func(n node.Node, session string) bool {
+		return session != "" && n.TTL == b.cfg.Node.TTL && n.EnforcesStopAfter
+	})
+}
+
 // A pod that does not run starts only by an intent of the present epoch, where its intent names one: an older store says what was true once. What runs is
 // left alone.
 func TestAnIntentOfAnotherEpochStartsNothing(t *testing.T) {

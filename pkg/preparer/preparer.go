@@ -106,6 +106,7 @@ type Config struct {
 	ConfirmLoss time.Duration
 	AskDoors    time.Duration // between two looks at what pods may do at Consul
 	AskAgain    time.Duration // between two while nobody knows, or nothing is taken because of it
+	LookAtGate  time.Duration // between two looks at the version gate, while it allows less than this program knows; spread by half
 	LookAtPorts time.Duration // between two looks at which ports are in use, in the least
 
 	KeepStopped    time.Duration // how long home, logs and versions of a stopped pod stay
@@ -153,6 +154,7 @@ func (c *Config) setDefaults() {
 	c.ConfirmLoss = cmp.Or(c.ConfirmLoss, 5*time.Second)
 	c.AskDoors = cmp.Or(c.AskDoors, 24*time.Hour)
 	c.AskAgain = cmp.Or(c.AskAgain, time.Minute)
+	c.LookAtGate = cmp.Or(c.LookAtGate, 10*time.Second)
 	c.LookAtPorts = cmp.Or(c.LookAtPorts, 15*time.Second)
 	if c.Metrics == nil {
 		c.Metrics = NewMetrics(prometheus.NewRegistry())

@@ -51,7 +51,7 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	s.keeper = &report.Keeper{
 		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &claimsFirst{NodeWriter: writes, book: p.locals.bookAgain}, Name: p.name, Contact: p.contact, Limiter: p.limiter, Log: p.log,
 		Says: p.nodeRecord, Locked: func(locked bool) { s.setLocked(locked); p.locals.wake.Raise() }, NameLost: p.endAll, Refused: p.cfg.Metrics.refused,
-		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, NewPace: pace, Changed: p.pods.record, Recheck: wait.NewSignal(),
+		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, LookAtGate: p.cfg.LookAtGate, NewPace: pace, Changed: p.pods.record, Recheck: wait.NewSignal(),
 	}
 	publisher := &report.Publisher{
 		Board: p.board, Store: writes, Limiter: p.limiter, Log: p.log, Wrote: p.cfg.Metrics.written.Inc,
@@ -80,6 +80,7 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	}
 	parts.Go(func() error { return s.keeper.Run(ctx) })
 	after(s.locked, s.keeper.Watch)
+	after(s.locked, s.keeper.FollowGate)
 	after(s.locked, s.watchSchema)
 	after(s.locked, s.watchIntents)
 	after(s.asked, publisher.Run)

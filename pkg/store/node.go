@@ -101,6 +101,20 @@ func (t *NodeSession) Allowed(n node.Node) node.Node {
 	return *allowed(t.guard, &n)
 }
 
+// GateVersion returns the gate as it is known, "" before the first write. While the gate is below what this program emulates, so that records may
+// lack something, it is read again.
+func (t *NodeSession) GateVersion(ctx context.Context) string {
+	version, known := t.guard.last()
+	if !known || !feature.After(t.guard.own(), version) {
+		return version
+	}
+	t.guard.forget()
+	if gate, _, err := t.guard.present(ctx); err == nil {
+		return gate.Value.Version
+	}
+	return version
+}
+
 // mayTake returns *NameConflictError when a record that is not held by us belongs to another host, whose agent is not gone.
 func (t *NodeSession) mayTake(ctx context.Context, before, n node.Node) error {
 	if !before.NameConflict(n) {

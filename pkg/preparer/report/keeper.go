@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -34,6 +35,8 @@ type NodeWriter interface {
 	AcquireNode(ctx context.Context, n node.Node, takeOver bool) error
 	// Allowed returns a record without what the gate does not allow, as far as it is known (ADR 28).
 	Allowed(n node.Node) node.Node
+	// GateVersion returns the gate, as it is now while it allows less than this program knows.
+	GateVersion(ctx context.Context) string
 	WriteOrphans(ctx context.Context, epoch string, orphans []pod.Orphan, again bool) (node.OrphanPages, error)
 }
 
@@ -55,6 +58,7 @@ type Keeper struct {
 
 	ConfirmLoss time.Duration                      // between two answers that the name was taken over
 	RelistEvery time.Duration                      // between two looks at the pages, which nothing watches
+	LookAtGate  time.Duration                      // between two looks at the gate, give or take half
 	NewPace     func() *backoff.ExponentialBackOff // of tries
 
 	Changed wait.Signal // what Says returns may have changed
@@ -216,6 +220,21 @@ func recordText(n node.Node) string {
 		return "" // cannot be: it is made of plain fields
 	}
 	return string(data)
+}
+
+// FollowGate has the record looked at again when the gate has moved: what was left out of it may be allowed by now, and a node that has nothing
+// else to say writes nothing.
+func (k *Keeper) FollowGate(ctx context.Context) error {
+	known := ""
+	for {
+		if err := wait.Pause(ctx, k.LookAtGate/2+rand.N(k.LookAtGate)); err != nil {
+			return err
+		}
+		if version := k.Writer.GateVersion(ctx); version != known {
+			known = version
+			k.Changed.Raise()
+		}
+	}
 }
 
 // Watch notices when the own record vanishes, loses its lock or is changed by somebody else.
