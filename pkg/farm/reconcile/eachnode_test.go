@@ -341,7 +341,7 @@ func (w *world) checkEach(t rapid.TB, ch *reconcile.Change) {
 			}
 		}
 		t.Fatalf("%s: its node asks for it", ch)
-	case v.Ops.Drain == nil && !slices.ContainsFunc(slices.Collect(maps.Values(w.nodes)), w.selects):
+	case v.Ops.Drain == nil && !reconcile.AllowsMassStop(&w.rc) && !slices.ContainsFunc(slices.Collect(maps.Values(w.nodes)), w.selects):
 		t.Fatalf("%s: no node matches any more (P4)", ch)
 	}
 }
