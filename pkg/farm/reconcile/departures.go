@@ -157,6 +157,9 @@ func formerCopy(s *Snapshot, p *Pod, ghosts []pod.Ghost) (best pod.Ghost, left b
 // node is lost too, or must be left, it is replaced or moved like any other.
 func (c departures) handBack(ch *Change, p *Pod, next pod.Placement, g pod.Ghost) {
 	next = backOn(c.s, p, next, g)
+	if next.LostSince != nil {
+		ch.needsDead(c.s.death(g.Node)) // the placement says so
+	}
 	in := next.Intent()
 	ch.Placement, ch.NeedsSchema = &next, true
 	ch.Intents = append(ch.Intents, IntentChange{Node: g.Node, Intent: &in})

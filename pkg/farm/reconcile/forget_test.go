@@ -123,6 +123,19 @@ func sameIntent(a, b pod.Intent) bool {
 	return a.Digest == b.Digest && a.State == b.State && a.Revision == b.Revision
 }
 
+// A placement names the death of a machine as of now, or a node that is back meanwhile would be lost by another death.
+func TestACopyThatIsKeptOnALostMachineIsLostWithIt(t *testing.T) {
+	t.Parallel()
+	s := moved(pod.Ghost{Node: "n1"})
+	v := s.Nodes["n1"]
+	v.Alive, v.MachineLost, v.FreeIndex = false, true, 9
+	ch := only(t, s, reconcile.Return)
+	want := []reconcile.DeadNode{{Name: "n0", Index: 5}, {Name: "n1", Index: 9}}
+	if ch.Placement.LostSince == nil || !slices.Equal(ch.NeedsDead, want) {
+		t.Errorf("it depends on the deaths %v, want %v: %+v", ch.NeedsDead, want, ch.Placement)
+	}
+}
+
 // A node that had to be left still has to be, in its turn.
 func TestACopyThatIsKeptLeavesItsDrainedNodeLater(t *testing.T) {
 	t.Parallel()

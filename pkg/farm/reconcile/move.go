@@ -210,10 +210,14 @@ func (c moves) comeBack(p *Pod, g pod.Ghost, avoid []pod.Avoided, reason string,
 	left := pod.Ghost{Node: p.Node, Revision: p.nextRevision(c.s.Now), Since: c.s.Now, Ports: p.Ports}
 	next.Ghosts = append(next.Ghosts, left)
 	in, stop := next.Intent(), next.GhostIntent(left)
-	c.add(Change{
+	ch := Change{
 		Action: Return, Identity: p.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsMinimum: dependsOnOthers, Reason: reason,
 		Intents: []IntentChange{{Node: g.Node, Intent: &in}, {Node: p.Node, Intent: &stop}},
-	})
+	}
+	if next.LostSince != nil {
+		ch.needsDead(c.s.death(g.Node)) // the placement says so
+	}
+	c.add(ch)
 }
 
 // backOn returns the next placement of a pod that is given back to a former node, with the manifest that its copy there has as far
