@@ -80,13 +80,17 @@ func faultNames() []string {
 	return names
 }
 
-// deck returns the faults with these comma-separated names, all when there is none.
-func deck(names string) ([]fault, error) {
-	if names == "" {
+// deck returns the faults that a run's comma-separated names ask for, all when there is none: those that only ordered groups are for only where
+// there are such.
+func deck(cfg config) ([]fault, error) {
+	if cfg.faults == "" && cfg.ordered {
 		return faults, nil
 	}
+	if cfg.faults == "" {
+		return slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return f.name == "host-away" }), nil
+	}
 	var out []fault
-	for name := range strings.SplitSeq(names, ",") {
+	for name := range strings.SplitSeq(cfg.faults, ",") {
 		i := slices.IndexFunc(faults, func(f fault) bool { return f.name == name })
 		if i < 0 {
 			return nil, fmt.Errorf("no fault %q: allowed %s", name, strings.Join(faultNames(), ","))

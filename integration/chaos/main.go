@@ -37,10 +37,12 @@ type config struct {
 	expect string        // succeed only if violations of that kind are found
 	// rollouts: operators deploy services, too.
 	rollouts bool
-	keep     bool
-	check    bool   // judge the run in dir again
-	trace    string // with check: show what happened to the keys that contain it
-	verbose  bool
+	// ordered: some controllers have ordered groups, and machines are away until farms give up the indices there.
+	ordered bool
+	keep    bool
+	check   bool   // judge the run in dir again
+	trace   string // with check: show what happened to the keys that contain it
+	verbose bool
 }
 
 func main() { os.Exit(start(os.Args[1:])) }
@@ -90,6 +92,7 @@ func parse(args []string) (config, error) {
 	flags.IntVar(&cfg.pods, "pods", maxPods, "of large controllers, at most")
 	flags.StringVar(&cfg.expect, "expect", "", "succeed only if violations are found: `fence`, writes by another than the lock's holder, or service, of the minimum or the bound of one")
 	flags.BoolVar(&cfg.rollouts, "rollouts", true, "operators deploy services, too")
+	flags.BoolVar(&cfg.ordered, "ordered", true, "some groups are ordered, and machines are away for long")
 	flags.BoolVar(&cfg.keep, "keep", false, "keep the files of a good run too")
 	flags.BoolVar(&cfg.check, "check", false, "only judge the run in -dir again")
 	flags.StringVar(&cfg.trace, "trace", "", "with -check: show every change of the keys that contain `text`, such as an RC id or schema")
@@ -116,7 +119,7 @@ func parse(args []string) (config, error) {
 	if cfg.expect != "" && expected[cfg.expect] == nil {
 		return cfg, fmt.Errorf("-expect %s: allowed fence, service", cfg.expect)
 	}
-	if _, err := deck(cfg.faults); err != nil {
+	if _, err := deck(cfg); err != nil {
 		return cfg, err
 	}
 	if cfg.check {

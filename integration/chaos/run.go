@@ -209,7 +209,7 @@ func (c *chaos) rest(ctx context.Context, stop context.CancelFunc, daemons *errg
 // nemesis disturbs until ctx ends. Nothing stays broken for longer than its fault lasts.
 func (c *chaos) nemesis(ctx context.Context) {
 	rng := newRand(c.cfg.seed, 1)
-	all, err := deck(c.cfg.faults)
+	all, err := deck(c.cfg)
 	if err != nil {
 		panic(err) // parse has tried
 	}

@@ -130,10 +130,10 @@ func (w *workload) actOn(ctx context.Context, st *store.Store, rec store.Rec[rc.
 	case dice < 50 && slot == eachSlot:
 		return "scale", nil // it has no number
 	case dice < 50, oneByOne && isLarge(slot):
-		rec.Value.ReplicaGroups = groups(slot, n)
+		rec.Value.ReplicaGroups = w.c.groups(slot, n)
 		return "scale", w.change(ctx, st, rec, nil, "scale", rng)
 	case dice < 72:
-		return "change manifest", w.change(ctx, st, rec, manifestOf(rec.Value.Name, slot, rng), "change manifest", rng)
+		return "change manifest", w.change(ctx, st, rec, w.c.manifestOf(rec.Value.Name, slot, rng), "change manifest", rng)
 	case dice < 78:
 		return w.drain(ctx, rng)
 	case dice < 82:
@@ -190,7 +190,7 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 				rec, err := c.stores[server].RCs.Get(ctx, store.Consistent, recs[rng.IntN(len(recs))].Value.ID)
 				if err == nil && rec.Value.DeletedAt == nil {
 					slot, _ := strconv.Atoi(rec.Value.Labels["slot"]) // as create wrote it
-					rec.Value.ReplicaGroups = groups(slot, 1+rng.IntN(c.most(slot)))
+					rec.Value.ReplicaGroups = c.groups(slot, 1+rng.IntN(c.most(slot)))
 					err = writeRC(ctx, c.stores[server], rec, nil, "scale", true)
 				}
 				if ctx.Err() == nil {
@@ -227,10 +227,10 @@ const eachSlot = 3
 func isLarge(slot int) bool { return slot%4 == 3 && slot > 3 }
 
 // isOrdered reports whether the controllers in a slot have an ordered group. Only few have: what pods do one after the other takes long.
-func isOrdered(slot int) bool { return slot%3 == 2 && !isLarge(slot) }
+func (c *chaos) isOrdered(slot int) bool { return c.cfg.ordered && slot%3 == 2 && !isLarge(slot) }
 
 // stopsItself reports whether the pods of the controllers in a slot stop by themselves.
-func stopsItself(slot int) bool { return isOrdered(slot) && slot%2 == 0 }
+func (c *chaos) stopsItself(slot int) bool { return c.isOrdered(slot) && slot%2 == 0 }
 
 // For how long pods run on without contact that stop by themselves, and how long that takes. A farm waits for 37 s from the loss of their machine
 // on then, the sum of ADR 23 with the TTL of these runs.
@@ -248,9 +248,9 @@ func (c *chaos) most(slot int) int {
 }
 
 // groups shares replicas between roles. Every third slot has two.
-func groups(slot, n int) []rc.ReplicaGroup {
+func (c *chaos) groups(slot, n int) []rc.ReplicaGroup {
 	if slot%3 != 1 {
-		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n, Ordered: isOrdered(slot)}}
+		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n, Ordered: c.isOrdered(slot)}}
 	}
 	side := n / 2
 	n -= side
@@ -264,7 +264,7 @@ func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *r
 	w.mu.Unlock()
 	r := rc.RC{
 		ID: store.NewID(), Name: name, Labels: map[string]string{"slot": fmt.Sprint(slot)}, Strategy: rc.Dynamic,
-		ReplicaGroups: groups(slot, 1+rng.IntN(w.c.most(slot))), MaxPerNode: []int{0, 1, 2}[rng.IntN(3)],
+		ReplicaGroups: w.c.groups(slot, 1+rng.IntN(w.c.most(slot))), MaxPerNode: []int{0, 1, 2}[rng.IntN(3)],
 		NodeLoss:     rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 		MinAvailable: maybe(rng, maxReplicas+1), MaxSurge: maybe(rng, maxSurge+1),
 	}
@@ -279,7 +279,7 @@ func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *r
 	} else {
 		r.NodeSelector = []string{"", "", rackLabel + "=a", rackLabel + "=b"}[rng.IntN(4)]
 	}
-	return w.change(ctx, st, store.Rec[rc.RC]{Value: r}, manifestOf(name, slot, rng), "create", rng)
+	return w.change(ctx, st, store.Rec[rc.RC]{Value: r}, w.c.manifestOf(name, slot, rng), "create", rng)
 }
 
 // maybe returns a number below the limit, or nothing, which means the default.
@@ -292,7 +292,7 @@ func maybe(rng *rand.Rand, limit int) *int {
 
 // manifestOf returns a manifest that differs from earlier ones. Static ports are shared by two slots each; half of the slots
 // have dynamic ones, some of them only in some versions, and a quarter nothing else.
-func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
+func (c *chaos) manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 	var ports []manifest.Port
 	if slot%4 != 3 {
 		ports = append(ports, manifest.Port{Name: "http", Port: 8000 + slot/2})
@@ -323,7 +323,7 @@ func manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 		}},
 		Ports: ports,
 	}
-	if stopsItself(slot) {
+	if c.stopsItself(slot) {
 		m.Disconnect = &manifest.Disconnect{StopAfter: new(stopAfter)}
 		m.Launchables[0].Artifact = manifest.Artifact{Kind: manifest.ArtifactExec, Path: fmt.Sprintf("/nowhere/%d", rng.Uint64())} // has no bin/disable to wait for
 		m.Launchables[0].StopGrace = new(stopGrace)
@@ -389,9 +389,9 @@ func (w *workload) addLast(ctx context.Context) error {
 	rng := newRand(w.c.cfg.seed, 10)
 	r := rc.RC{
 		ID: store.NewID(), Name: name, Labels: map[string]string{"slot": fmt.Sprint(slot)}, Strategy: rc.Dynamic,
-		ReplicaGroups: groups(slot, 1), NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
+		ReplicaGroups: w.c.groups(slot, 1), NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 	}
-	m := manifestOf(name, slot, rng)
+	m := w.c.manifestOf(name, slot, rng)
 	return cluster.Until(ctx, func() error {
 		call, cancel := context.WithTimeout(ctx, callLimit)
 		defer cancel()
