@@ -312,3 +312,38 @@ func TestADrainThatWaitsSaysUntilWhen(t *testing.T) {
 		}
 	}
 }
+
+// A pod that must leave its node, and finds no other, keeps its siblings from no upgrade for which the minimum leaves room.
+func TestAPodThatAsksForANodeHoldsUpNoUpgrade(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		least    int
+		change   func(*reconcile.Snapshot)
+		upgrades []string
+	}{
+		"it has the new manifest":                     {2, nil, []string{"main.1 p m1"}},
+		"it has the old manifest, too":                {2, func(s *reconcile.Snapshot) { other(s, 0) }, []string{"main.1 p m1"}},
+		"at the minimum":                              {3, nil, nil},
+		"it does not become available":                {1, func(s *reconcile.Snapshot) { fails(s, 0) }, nil},
+		"its node is lost, and there is room for one": {1, func(s *reconcile.Snapshot) { longLost(s, 0) }, []string{"main.1 p m1"}},
+	} {
+		s := row(3, 3)
+		s.RC.MinAvailable, s.RC.MaxSurge = count(c.least), count(1)
+		s.Nodes["n0"].Ops.Drain = &node.Drain{Since: s.Now}
+		other(s, 1)
+		if c.change != nil {
+			c.change(s)
+		}
+		plan := reconcile.Compute(s)
+		if got := upgrades(&plan); !slices.Equal(got, c.upgrades) || !slices.Equal(added(&plan), []string{"main.0"}) {
+			t.Errorf("%s: upgrades %v, want %v; places %v: %+v", name, got, c.upgrades, added(&plan), plan.Status.Conditions)
+		}
+	}
+}
+
+// longLost takes a pod's machine away for longer than its controller waits.
+func longLost(s *reconcile.Snapshot, i int) {
+	v, since := s.Nodes[s.Pods[i].Node], s.Now.Add(-time.Hour)
+	v.Alive, v.MachineLost = false, true
+	s.Pods[i].LostSince, s.Pods[i].DeadIndex = &since, v.FreeIndex
+}

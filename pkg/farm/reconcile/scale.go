@@ -184,6 +184,7 @@ type upgrades struct{ *room }
 
 // upgrade gives pods a new manifest in place, one at a time: next only when the last is available; the first failure halts
 // the rest (R6). A pod that is not available anyway goes first. One of a role that does not change holds up its like alone, unless it is on its way.
+// One that asks for another node holds up nobody for that: there may be none for ever.
 func (c upgrades) upgrade() {
 	to := roll(c.s)
 	if c.s.RC.Mutator != "" && c.s.RC.InPlace == nil || c.s.Hold != "" {
@@ -197,12 +198,12 @@ func (c upgrades) upgrade() {
 			available++
 		}
 		switch {
-		case c.changed[p.Identity]:
+		case c.changed[p.Identity] && !slices.Contains(c.plan.Adds, p.Identity):
 			waiting = true
 		case to.back && c.s.limited(p) && !c.s.current(p) && !(p.Digest == to.digest(c.s, p.Role) && p.Switching):
 			continue // it has what it should
 		case p.Digest != to.digest(c.s, p.Role):
-			if (to.most > 0 || !c.s.limited(p)) && !c.s.stays(p) && !c.awaitsEpoch(p) && c.s.aliveOn(p.Node) && c.s.ManifestOf(to.digest(c.s, p.Role)) != nil {
+			if !c.changed[p.Identity] && (to.most > 0 || !c.s.limited(p)) && !c.s.stays(p) && !c.awaitsEpoch(p) && c.s.aliveOn(p.Node) && c.s.ManifestOf(to.digest(c.s, p.Role)) != nil {
 				outdated = append(outdated, p)
 			}
 		case !c.s.available(p) && c.s.aliveOn(p.Node):
