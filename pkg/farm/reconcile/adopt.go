@@ -12,7 +12,7 @@ import (
 // adoption takes over what runs without an intent.
 type adoption struct{ *draft }
 
-// adopt takes over what runs without a matching intent. The higher revision wins (R2).
+// adopt takes over what runs without a matching intent. The higher revision wins (R2), unless an owner placed the pod in this epoch.
 func (c adoption) adopt() {
 	orphans := slices.Clone(c.s.Orphans)
 	slices.SortFunc(orphans, func(a, b Orphan) int {
@@ -33,12 +33,28 @@ func (c adoption) adopt() {
 			if o.Revision > p.Revision {
 				c.adoptAs(o, p, "runs at a higher revision than its placement")
 			} // else its intent is missing or not seen yet: repair looks at it
-		case o.Revision > p.Revision:
+		case c.s.outranks(o, p):
 			c.adoptAs(o, p, "runs here at a higher revision than on "+p.Node)
 		default:
 			c.stopDuplicate(o, p)
 		}
 	}
+}
+
+// outranks reports whether a copy elsewhere takes the place of a placed pod: it bears a higher revision, which only a store that lost something explains.
+// Where the placement was decided in this epoch nothing was lost since, and whoever names a higher revision was not told it: no node takes
+// another's pod by saying so.
+func (s *Snapshot) outranks(o *Orphan, p *Pod) bool {
+	return o.Revision > p.Revision && !s.decided(p)
+}
+
+// decided reports whether the owner decided in this epoch where a pod is, by itself: it did not find it there. An ordered pod's placement names the epoch; of
+// others the times tell, which clocks of two farms wrote.
+func (s *Snapshot) decided(p *Pod) bool {
+	if s.ordered(p.Role) {
+		return s.Epoch != "" && p.Placement.Epoch == s.Epoch
+	}
+	return p.AdoptedAtGeneration == 0 && p.ChangedAt.After(s.EpochSince.Add(s.Slack))
 }
 
 func (c adoption) adoptAs(o *Orphan, p *Pod, reason string) {
@@ -79,13 +95,17 @@ func (c adoption) stopDuplicate(o *Orphan, p *Pod) {
 	if !c.mayStop() {
 		return
 	}
+	rank := "a lower revision"
+	if o.Revision > p.Revision {
+		rank = "a revision that nobody told its node"
+	}
 	next := p.Placement
 	ghost := pod.Ghost{Node: o.Node, Revision: p.nextRevision(c.s.Now, o.Revision), Since: c.s.Now, Ports: o.Ports}
 	next.Ghosts = append(slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == o.Node }), ghost)
 	stop, claim := next.GhostIntent(ghost), node.NewClaim(o.Identity, o.Ports, o.CPU, o.Memory)
 	c.add(Change{
 		Action: StopDuplicate, Identity: o.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsMinimum: true,
-		Reason:  fmt.Sprintf("a second copy runs on %s at a lower revision", o.Node),
+		Reason:  fmt.Sprintf("a second copy runs on %s at %s", o.Node, rank),
 		Intents: []IntentChange{{Node: o.Node, Intent: &stop}},
 		Reserve: []ReserveChange{{Node: o.Node, Claim: &claim, Force: true}},
 	})

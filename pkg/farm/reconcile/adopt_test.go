@@ -2,7 +2,9 @@ package reconcile_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -42,6 +44,54 @@ func TestTheHigherRevisionIsAdopted(t *testing.T) {
 		}
 		if ch := plan.Changes[at]; c.want == reconcile.Adopt && (ch.Placement.Node != c.orphan.Node || ch.Placement.Revision <= c.orphan.Revision || ch.Placement.AdoptedAtGeneration != 7) {
 			t.Errorf("%s: %+v", name, ch.Placement)
+		}
+	}
+}
+
+// What an owner placed in this epoch nobody takes by naming a higher revision: no store has lost anything since, so no owner told the other node so. It is a second
+// copy, and stops like any other.
+func TestWhatWasPlacedInThisEpochIsNotTaken(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		edit func(*reconcile.Snapshot, *reconcile.Pod)
+		want reconcile.Action // "" for nothing
+	}{
+		"placed in this epoch":             {func(*reconcile.Snapshot, *reconcile.Pod) {}, reconcile.StopDuplicate},
+		"not available":                    {func(_ *reconcile.Snapshot, p *reconcile.Pod) { p.Reality.Available = false }, ""},
+		"found, not placed":                {func(_ *reconcile.Snapshot, p *reconcile.Pod) { p.AdoptedAtGeneration = 6 }, reconcile.Adopt},
+		"placed before the epoch":          {func(s *reconcile.Snapshot, p *reconcile.Pod) { p.ChangedAt = s.EpochSince.Add(-time.Minute) }, reconcile.Adopt},
+		"so soon that clocks may be wrong": {func(s *reconcile.Snapshot, p *reconcile.Pod) { p.ChangedAt = s.EpochSince.Add(s.Slack) }, reconcile.Adopt},
+		"ordered, of another epoch": {func(s *reconcile.Snapshot, p *reconcile.Pod) {
+			s.RC.ReplicaGroups[0].Ordered = true
+			p.Placement.Epoch = "e0"
+		}, reconcile.Stop},
+		"ordered, of an owner that writes no epoch": {func(s *reconcile.Snapshot, _ *reconcile.Pod) { s.RC.ReplicaGroups[0].Ordered = true }, reconcile.Stop},
+		"ordered, of this epoch": {func(s *reconcile.Snapshot, p *reconcile.Pod) {
+			s.RC.ReplicaGroups[0].Ordered = true
+			p.Placement.Epoch, p.ChangedAt = s.Epoch, s.EpochSince.Add(-time.Minute)
+		}, reconcile.StopDuplicate},
+	} {
+		s := one(func(s *reconcile.Snapshot, p *reconcile.Pod) {
+			s.Orphans, s.Epoch = []reconcile.Orphan{orphan("n1", 0, 6)}, "e1"
+			for _, v := range s.Nodes {
+				v.Epoch = s.Epoch
+			}
+			s.Slack, s.EpochSince = 15*time.Second, s.Now.Add(-time.Hour)
+			p.ChangedAt = s.EpochSince.Add(s.Slack + time.Millisecond)
+			c.edit(s, p)
+		})
+		if c.want == "" {
+			none(t, name, s)
+			continue
+		}
+		changes := reconcile.Compute(s).Changes
+		if len(changes) != 1 || changes[0].Action != c.want {
+			t.Errorf("%s: %v, want %s", name, changes, c.want)
+			continue
+		}
+		if ch := changes[0]; c.want == reconcile.StopDuplicate && (ch.Placement.Node != "n0" || ch.Placement.RunState != pod.Running || ch.Intents[0].Node != "n1" || ch.Intents[0].Intent.Revision <= 6 ||
+			!strings.HasSuffix(ch.Reason, "runs on n1 at a revision that nobody told its node")) {
+			t.Errorf("%s: %v %+v", name, ch, ch.Placement)
 		}
 	}
 }

@@ -126,7 +126,7 @@ func (c departures) passOn(ch *Change, p *Pod, next pod.Placement) bool {
 // claimed reports whether the pod runs elsewhere at a higher revision than its placement knows: then adopt takes that one (R2).
 func claimed(s *Snapshot, p *Pod) bool {
 	return slices.ContainsFunc(s.Orphans, func(o Orphan) bool {
-		return o.Identity == p.Identity && o.Node != p.Node && o.Revision > p.Revision
+		return o.Identity == p.Identity && o.Node != p.Node && s.outranks(&o, p)
 	})
 }
 

@@ -418,7 +418,7 @@ func (c adoption) adoptOrdered(o *Orphan, p *Pod) {
 		} else if len(p.Placement.Ghosts) == 0 {
 			c.adoptSole(o, p, "runs at a higher revision than its placement")
 		}
-	case o.Revision <= p.Revision:
+	case !c.s.outranks(o, p):
 		c.stopDuplicate(o, p)
 	case p.RunState == pod.Running:
 		c.stop(p, "a copy with a higher revision runs on "+o.Node, true)

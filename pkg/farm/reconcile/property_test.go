@@ -518,13 +518,13 @@ func (w *world) obey(where at) {
 	}
 }
 
-// report writes what a node has of one identity.
+// report writes what a node has of one identity. What is started on a sick node does not become available; what was available there is so still.
 func (w *world) report(where at) {
-	c := w.copies[where]
+	c, was := w.copies[where], w.reality[where]
 	r := pod.Reality{Identity: where.id, Node: where.node, Digest: c.Digest, Revision: c.Revision, State: pod.StateStopped}
 	switch {
 	case c.State != pod.Running:
-	case w.sick[where.node]:
+	case w.sick[where.node] && !(was.Available && was.Digest == c.Digest):
 		r.State, r.Message = pod.StateUnhealthy, "no answer"
 	default:
 		r.State, r.Available = pod.StateReady, true

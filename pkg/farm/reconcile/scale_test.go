@@ -199,7 +199,7 @@ func TestWhichReplicasArePlaced(t *testing.T) {
 		"two roles, one stops":                       {2, 0, 0, func(s *reconcile.Snapshot) { groups(s, 2, "side", 2); stopping(s, 0) }, []string{"main.2", "side.0"}},
 	} {
 		s := row(c.pods, c.desired)
-		s.RC.MaxSurge = &c.surge
+		s.RC.MaxSurge, s.EpochSince = &c.surge, s.Now // what was decided before may be overtaken by what is found
 		if c.change != nil {
 			c.change(s)
 		}
