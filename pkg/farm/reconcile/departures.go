@@ -14,20 +14,21 @@ type departures struct{ *draft }
 // confirmStops forgets pods and ghosts whose stop the node has confirmed. A stop that the
 // node remembers and an older store does not is confirmed too: what it freed may be taken, so the pod is not started again
 // where it was; if it is desired it is given back to a former copy that was left running, or placed like any other (R1, R8).
+// A stop that the node may only have confirmed before the store went back says nothing: see saysNow.
 func (c departures) confirmStops() {
 	for p := range c.open() {
 		ch := Change{Action: Remove, Identity: p.Identity, Index: p.Index, Reason: "the node confirmed the stop"}
 		next := p.Placement
 		next.Ghosts = nil
 		for _, g := range p.Placement.Ghosts {
-			if !p.hasStopped(g) {
+			if !p.hasStopped(g) || !c.s.saysNow(g.Node) {
 				next.Ghosts = append(next.Ghosts, g)
 				continue
 			}
 			ch.Intents = append(ch.Intents, IntentChange{Node: g.Node})
 			ch.Reserve = append(ch.Reserve, ReserveChange{Node: g.Node})
 		}
-		stopped := p.RunState == pod.Stopped && confirmed(p.Reality, p.Revision) || confirmed(p.Reality, p.Revision+1)
+		stopped := c.s.saysNow(p.Node) && (p.RunState == pod.Stopped && confirmed(p.Reality, p.Revision) || confirmed(p.Reality, p.Revision+1))
 		// Its node is done with it, also where a former copy may stay for long because its machine is lost.
 		passedOn := stopped && len(next.Ghosts) > 0 && c.passOn(&ch, p, next)
 		if gone := stopped && len(next.Ghosts) == 0; gone || passedOn {

@@ -48,6 +48,46 @@ func TestAdoptedSurplusStopsNobody(t *testing.T) {
 	}
 }
 
+// A stop out of an older store is not confirmed by it: since then the node may have been told to run the pod again. It counts when the node has spoken.
+func TestAStopIsConfirmedByTheStoreOfNow(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		edit func(*reconcile.Snapshot)
+		gone bool
+	}{
+		"the epoch is the node's":              {func(*reconcile.Snapshot) {}, true},
+		"held, it has spoken":                  {func(s *reconcile.Snapshot) { s.Hold = "n3 has not spoken" }, true},
+		"held, it has not spoken":              {func(s *reconcile.Snapshot) { s.Hold, s.Nodes["n0"].Epoch = "n0 has not spoken", "e0" }, false},
+		"held, it has spoken in part":          {func(s *reconcile.Snapshot) { s.Hold, s.Nodes["n0"].OrphansUnread = "n0 has not spoken", true }, false},
+		"held, nothing is known of the node":   {func(s *reconcile.Snapshot) { s.Hold = "n0 has not spoken"; delete(s.Nodes, "n0") }, false},
+		"the store was lost, it is silent":     {func(s *reconcile.Snapshot) { s.Nodes["n0"].Epoch = "e0" }, true},
+		"the store went back, it is silent":    {func(s *reconcile.Snapshot) { s.WentBack, s.Nodes["n0"].Epoch = true, "e0" }, false},
+		"the store went back, it has spoken":   {func(s *reconcile.Snapshot) { s.WentBack = true }, true},
+		"the store went back, it is forgotten": {func(s *reconcile.Snapshot) { s.WentBack = true; delete(s.Nodes, "n0") }, true},
+	} {
+		for what, ghost := range map[string]bool{"pod": false, "former copy": true} {
+			s := snapshotOf(1)
+			s.Epoch = "e1"
+			for _, v := range s.Nodes {
+				v.Epoch = s.Epoch
+			}
+			p := running(0, "n0", 5, 0)
+			p.RunState, p.Reality.State, p.Reality.Available = pod.Stopped, pod.StateStopped, false
+			if ghost {
+				p = running(0, "n1", 6, 0)
+				p.Placement.Ghosts = []pod.Ghost{{Node: "n0", Revision: 5}}
+				p.Ghosts["n0"] = &pod.Reality{Identity: p.Identity, Node: "n0", Digest: "m1", Revision: 5, State: pod.StateStopped}
+			}
+			s.Pods = []reconcile.Pod{p}
+			c.edit(s)
+			plan := reconcile.Compute(s)
+			if got := slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.Remove }); got != c.gone {
+				t.Errorf("%s, %s: removed %v, want %v: %v", name, what, got, c.gone, plan.Changes)
+			}
+		}
+	}
+}
+
 // While holding, nothing may be started: the identity may run on a node that has not spoken yet.
 func TestRepairStartsNothingWhileHolding(t *testing.T) {
 	for name, change := range map[string]func(*reconcile.Pod){

@@ -200,6 +200,16 @@ func (p *Pod) hasStopped(g pod.Ghost) bool {
 	return confirmed(r, p.Revision+1) || in != nil && in.State == pod.Running && confirmed(r, in.Revision+1)
 }
 
+// saysNow reports whether what a node reported is of now. Where the store went back in time, the reports are those of then until the node has spoken: it may have
+// been told since to run what it had stopped. So it is while holding, as whoever began the epoch may have said no more than that it is new.
+func (s *Snapshot) saysNow(name string) bool {
+	v := s.Nodes[name]
+	if v == nil {
+		return s.Hold == ""
+	}
+	return v.Spoke(s.Epoch) || s.Hold == "" && !s.WentBack
+}
+
 // nextRevision returns a revision higher than all that the snapshot shows for the pod, and than those given.
 func (p *Pod) nextRevision(now time.Time, more ...int64) int64 {
 	seen := append(more, p.Revision)
