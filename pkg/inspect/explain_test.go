@@ -150,11 +150,25 @@ func explainCases() map[string]struct {
 		}, []string{
 			"1 replica has no node: 1 of 2", `(1 of 6) have labels that its selector "rack=a" does not match: other.`, "rcctl node label",
 			"have no living preparer: dead.", "are drained or cordoned: cordoned, drained.", "rcctl node undrain", "no slot, CPU or memory left for it: full.",
-			"have its port in use already: n1.",
+			"have its port taken by another pod: n1.",
 		}, "there is room"},
 		"waits for the service": {func(s *Situation) { s.not(rc.WaitsForService, "1 replicas wait: x") }, []string{"It waits for the other revisions of its service: 1 replicas wait: x.", "Wait; if one of them holds"}, ""},
 		"the rollout is gone":   {func(s *Situation) { s.not(rc.RolloutGone, "2 of 3 x") }, []string{"Its upgrade in place has stopped midway: 2 of 3 x.", "Deploy the service again."}, ""},
-		"max per node":          {func(s *Situation) { s.not(rc.InsufficientNodes, "x"); s.RC.MaxPerNode = 1 }, []string{"as many of its pods as max_per_node allows: n1, n2.", "raise max_per_node"}, ""},
+		"something else has the port": {func(s *Situation) {
+			s.not(rc.InsufficientNodes, "x")
+			for _, v := range s.Nodes {
+				v.PortsInUse = []int{80}
+			}
+			s.Taken = nil
+		}, []string{"have something else that listens on its port: n1, n2.", "rcctl nodes -o wide", "choose another port"}, "Add a node"},
+		"the range is full": {func(s *Situation) {
+			s.not(rc.InsufficientNodes, "x")
+			s.Manifest.Ports = []manifest.Port{{Name: "http", Dynamic: true}}
+			for _, v := range s.Nodes {
+				v.Capacity.Slots = 9
+			}
+		}, []string{"have too few numbers left for its dynamic ports: n1, n2.", "--port-min, --port-max"}, "cannot share"},
+		"max per node": {func(s *Situation) { s.not(rc.InsufficientNodes, "x"); s.RC.MaxPerNode = 1 }, []string{"as many of its pods as max_per_node allows: n1, n2.", "raise max_per_node"}, ""},
 		"room by now": {func(s *Situation) {
 			s.not(rc.InsufficientNodes, "x")
 			s.Nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}}, Alive: true}
@@ -164,11 +178,11 @@ func explainCases() map[string]struct {
 			s.Nodes["n3"] = &node.View{Node: node.Node{Name: "n3", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}}, Alive: true}
 		}, []string{
 			"Its scheduler refuses nodes by reasons of its own: kept free: 1, licence: host, not pod: 2. By the farm's own rule there is room on n3.", "Look at the scheduler: its log, and what it means by that.",
-			"have its port in use already: n1, n2.",
+			"have its port taken by another pod: n1, n2.",
 		}, "By now there is room"},
 		"a scheduler refuses, and nothing has room": {func(s *Situation) {
 			s.not(rc.InsufficientNodes, "1 of 2 replicas have no node; of 2 nodes, these take none: kept free: 1, ports: 1")
-		}, []string{"Its scheduler refuses nodes by a reason of its own: kept free: 1.", "Look at the scheduler", "have its port in use already: n1, n2."}, "there is room"},
+		}, []string{"Its scheduler refuses nodes by a reason of its own: kept free: 1.", "Look at the scheduler", "have its port taken by another pod: n1, n2."}, "there is room"},
 		"the farm's own reasons": {func(s *Situation) {
 			s.not(rc.InsufficientNodes, "1 of 2 replicas have no node; of 2 nodes, these take none: max_per_node: 1, not alive: 1")
 		}, []string{"1. "}, "scheduler"},

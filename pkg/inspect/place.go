@@ -51,10 +51,11 @@ type PlacingNode struct {
 	Name     string           `json:"name"`
 	Rank     int              `json:"rank,omitempty"`   // from 1; zero: it takes none
 	Reason   scheduler.Reason `json:"reason,omitempty"` // why it takes none
+	Lacks    string           `json:"lacks,omitempty"`  // which port, and what has it, where the reason is ports
 	Group    string           `json:"group,omitempty"`  // value of the label that pods are spread over
 	Pods     int              `json:"pods"`             // of the controller
 	Gets     int              `json:"gets"`             // of those that are missing
-	Score    int              `json:"score,omitempty"`  // of the document's affinity
+	Score    int              `json:"score,omitempty"`  // sum of the weights of the document's affinity whose selectors match
 	Load     int              `json:"load"`             // thousandths: how full it would be with one more, by what it has least of
 	Used     Usage            `json:"used"`
 	Capacity Usage            `json:"capacity"`
@@ -157,13 +158,16 @@ func (p *GroupPlacing) rank(request placement.Request, rule *scheduler.Rule) (as
 		} else {
 			p.Out[n.Reason]++
 		}
+		if n.Reason == scheduler.Ports {
+			line.Lacks = scheduler.ClashOf(request.Nodes[n.Node], request.Reservations[n.Node], request.Want).String()
+		}
 		p.Nodes = append(p.Nodes, line.of(request.Nodes[n.Node], n.Used))
 	}
 	for _, name := range slices.Sorted(maps.Keys(request.Nodes)) {
 		v := request.Nodes[name]
 		if reason := rule.Excludes(v); reason != "" {
 			used := scheduler.UsageOf(v, request.Reservations[name])
-			line := PlacingNode{Name: name, Reason: reason, Group: scheduler.GroupOf(v, request.Spread), Pods: request.PerNode[name], Load: used.Load(v, request.Want, len(request.Dynamic), 1)}
+			line := PlacingNode{Name: name, Reason: reason, Group: scheduler.GroupOf(v, request.Spread), Pods: request.PerNode[name], Load: used.Load(v, request.Want, len(request.Dynamic), 1), Score: request.Preferences.Score(v)}
 			p.Nodes = append(p.Nodes, line.of(v, used))
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/farm/placement"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
@@ -113,12 +114,34 @@ func refusals(s *Situation, role string, mover *pod.Placement) (reasons map[sche
 		}
 		at := scheduler.Candidate{View: s.Nodes[name], Reservation: s.Taken[name], Pods: perNode[name], Avoid: avoids[name], Skewed: tally.Refuses(s.Nodes[name])}
 		if reason := rule.Check(at, next); reason != "" {
+			if reason == scheduler.Ports {
+				reason = portsReason(at, rule.Ask, next)
+			}
 			reasons[reason] = append(reasons[reason], name)
 		} else {
 			takes = append(takes, name)
 		}
 	}
 	return reasons, takes
+}
+
+// What may be in the way where the reason is scheduler.Ports: another pod, or these.
+const (
+	portInUse scheduler.Reason = "port in use"
+	rangeFull scheduler.Reason = "range full"
+)
+
+// portsReason says what kind of clash keeps a node that has not the ports for a pod from taking it.
+func portsReason(at scheduler.Candidate, want node.Claim, id pod.Identity) scheduler.Reason {
+	want.Pod = id
+	switch clash := scheduler.ClashOf(at.View, at.Reservation, want); {
+	case clash.Port == 0:
+		return rangeFull
+	case clash.Machine:
+		return portInUse
+	default:
+		return scheduler.Ports
+	}
 }
 
 // advice says, for each reason, why nodes take no pod and what to do.
@@ -135,7 +158,9 @@ var advice = []struct {
 	{scheduler.Relabelled, "have labels that are not those that placing counts on there", "Wait: a farm mends that within a minute."},
 	{scheduler.Avoided, "are where it is or was, or did not become available when it was moved there", "Look at them: rcctl pods; or add a node."},
 	{scheduler.Resources, "have no slot, CPU or memory left for it", "Add a node, or free room: rcctl pods --node NODE"},
-	{scheduler.Ports, "have its port in use already", "Add a node: two pods cannot share a static port on one node."},
+	{scheduler.Ports, "have its port taken by another pod", "Add a node: two pods cannot share a static port on one node."},
+	{portInUse, "have something else that listens on its port", "Stop that, which rcctl nodes -o wide shows below IN USE, or choose another port."},
+	{rangeFull, "have too few numbers left for its dynamic ports", "Widen the range there (preparer --port-min, --port-max), or add a node."},
 	{scheduler.Skew, "are in groups that have as many of its pods as spread lets them, or in none", "Free room where it has the fewest pods, add a node there, or raise spread.skew."},
 	{scheduler.MaxPerNode, "have as many of its pods as max_per_node allows", "Add a node, or raise max_per_node."},
 }

@@ -33,8 +33,10 @@ What rcctl apply and rcctl deploy write is placed by a farm. The document is tha
 pods of a controller of that name count as they do for a farm.
 
 RANK is the order in which machines are taken for the next pod: first those in the group with the fewest of the
-controller's pods, where it spreads them; then those with the fewest of its pods (PODS); then those that would be least full with one
-more (LOAD, by what they have least of). A farm looks at about three machines for each pod, so that it takes
+controller's pods, where it spreads them; then those that its affinity prefers (SCORE, the sum of the weights that
+match); then those with the fewest of its pods (PODS); then those that would be least full with one
+more (LOAD, by what they have least of). With placing: pack those with the most of its pods, and the fullest, come
+before others. A farm looks at about three machines for each pod, so that it takes
 the best of these, and breaks ties by chance. GETS is how many of the missing pods a machine would get.
 Where replica groups have resources, or spread, affinity or placing of their own, each is shown by itself, after what those
 before it get.
@@ -42,7 +44,7 @@ What others place meanwhile, and a scheduler of your own, are not considered.
 
 Examples:
   rcctl place --explain -f rc.yaml
-  rcctl place --explain -f rc.yaml -o wide        every machine, one on a line
+  rcctl place --explain -f rc.yaml -o wide        every machine, one on a line, and which port one lacks
   rcctl place --explain -f service.yaml -o json | jq '.nodes[] | select(.reason == "ports") | .name'`,
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "explain", Usage: "needed: only explaining can be asked for"},
@@ -135,7 +137,7 @@ func writePlacing(w io.Writer, v *inspect.Placing, wide bool) error {
 // writeGroupPlacing shows the nodes for pods that want the same.
 func writeGroupPlacing(w io.Writer, name string, v *inspect.GroupPlacing, wide bool) error {
 	fmt.Fprintf(w, "%s: %s, %d placed. Each takes %s.\n", name, field.Count(v.Replicas, "replica"), v.Placed, takesText(&v.Takes))
-	if wishes := wishesText(v); v.Role != "" && wishes != "" {
+	if wishes := wishesText(v); wishes != "" {
 		fmt.Fprintf(w, "Its nodes: %s.\n", clean(wishes))
 	}
 	if v.Placed < v.Replicas {
@@ -190,6 +192,10 @@ func placingTable(v *inspect.GroupPlacing, nodes []inspect.PlacingNode, wide boo
 	if v.Spread != "" {
 		tb.header = slices.Insert(tb.header, 2, "GROUP")
 	}
+	scored := slices.Index(tb.header, "LOAD")
+	if len(v.Affinity) > 0 {
+		tb.header = slices.Insert(tb.header, scored, "SCORE")
+	}
 	if wide {
 		tb.header = append(tb.header, "PORTS", "REASON")
 	}
@@ -206,12 +212,23 @@ func placingTable(v *inspect.GroupPlacing, nodes []inspect.PlacingNode, wide boo
 		if v.Spread != "" {
 			row = slices.Insert(row, 2, n.Group)
 		}
+		if len(v.Affinity) > 0 {
+			row = slices.Insert(row, scored, fmt.Sprint(n.Score))
+		}
 		if wide {
-			row = append(row, ofText(int64(n.Used.Ports), int64(n.Capacity.Ports), plainAmount), string(n.Reason))
+			row = append(row, ofText(int64(n.Used.Ports), int64(n.Capacity.Ports), plainAmount), reasonText(n))
 		}
 		tb.rows = append(tb.rows, row)
 	}
 	return tb
+}
+
+// reasonText says why a node takes no pod: of ports also which, and what has it.
+func reasonText(n *inspect.PlacingNode) string {
+	if n.Lacks == "" {
+		return string(n.Reason)
+	}
+	return string(n.Reason) + ": " + n.Lacks
 }
 
 // takesText says what one pod takes.
