@@ -29,8 +29,9 @@ func (c *PreparerConfig) detect(cgroup string, log obs.Logger) (whole, total mac
 	if total.CPU == 0 || total.Memory == 0 {
 		log.WithFields(obs.Fields{"cpu": total.CPU, "memory": total.Memory}).Warn("this machine does not say how much it has; what it does not say is not limited")
 	}
-	if c.ReserveCPU > 0 && c.ReserveCPU >= total.CPU || c.ReserveMemory > 0 && c.ReserveMemory >= total.Memory {
-		log.WithFields(obs.Fields{"cpu": total.CPU, "memory": total.Memory}).Warn("nothing is left to pods without the reserve; what is not left is not limited unless --cpu and --memory say it")
+	if total.CPU > 0 && c.ReserveCPU >= total.CPU || total.Memory > 0 && c.ReserveMemory >= total.Memory {
+		log.WithFields(obs.Fields{"cpu": total.CPU, "memory": total.Memory, "reserve_cpu": c.ReserveCPU, "reserve_memory": c.ReserveMemory}).
+			Warn("the reserve leaves nothing to pods that ask for it; reserve less here, or say what they get with --cpu and --memory")
 	}
 	return whole, total
 }
@@ -44,16 +45,25 @@ func (c *PreparerConfig) caps(whole machine.Total) (caps machine.Total, err erro
 	return caps, errs.Err()
 }
 
-// offer returns what the node offers to pods: what flags say, and otherwise what was detected, without the reserve.
+// offer returns what the node offers to pods: what flags say, and otherwise what was detected, without the reserve. Where the reserve leaves nothing it is the least
+// that is a limit: zero would be none.
 func (c *PreparerConfig) offer(total machine.Total) node.Capacity {
 	offered := node.Capacity{Slots: c.Slots, CPU: c.CPU, Memory: c.Memory}
 	if c.CPU == Detect {
-		offered.CPU = max(0, total.CPU-c.ReserveCPU)
+		offered.CPU = without(total.CPU, c.ReserveCPU)
 	}
 	if c.Memory == Detect {
-		offered.Memory = max(0, total.Memory-c.ReserveMemory)
+		offered.Memory = without(total.Memory, c.ReserveMemory)
 	}
 	return offered
+}
+
+// without returns what a reserve leaves of a total; zero: nothing is known.
+func without(total, reserve int64) int64 {
+	if total == 0 {
+		return 0
+	}
+	return max(1, total-reserve)
 }
 
 func capOf(errs *field.Errors, flag, unit string, reserve, total int64) int64 {

@@ -86,3 +86,26 @@ func TestRecordKeepsVersions(t *testing.T) {
 		t.Errorf("a tombstone has versions: %+v", buried)
 	}
 }
+
+// The ports of the version before the last count as the pod's until the last has been available; those of earlier ones never: something else may listen there.
+func TestWhichVersionsMayRun(t *testing.T) {
+	t.Parallel()
+	var rec Record
+	if n := len(rec.live()); n != 0 {
+		t.Errorf("%d of nothing", n)
+	}
+	for revision, want := range []int{1, 2, 2} {
+		rec = rec.installed(&install.Installed{Digest: strings.Repeat("d", 64), Revision: int64(revision + 1)}, "web")
+		if live := rec.live(); len(live) != want || live[0].Revision != int64(revision+1) {
+			t.Errorf("after %d: %v, want %d", revision+1, live, want)
+		}
+	}
+	rec.Ready = "web." + install.Short(rec.Installed.Digest) + ".2:1"
+	if n := len(rec.live()); n != 2 {
+		t.Errorf("the former version was available: %d", n)
+	}
+	rec.Ready = "web." + install.Short(rec.Installed.Digest) + ".3:1"
+	if live := rec.live(); len(live) != 1 || live[0].Revision != 3 {
+		t.Errorf("it has been available: %v", live)
+	}
+}

@@ -72,7 +72,7 @@ func (t *pods) ports() map[int]bool {
 				continue
 			}
 			of := []map[string]int{rec.Intent.Ports, e.rec.Intent.Ports} // what is accepted, and what was before
-			for _, in := range rec.versions() {
+			for _, in := range rec.live() {
 				of = append(of, in.Ports)
 			}
 			for _, ports := range of {

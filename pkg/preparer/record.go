@@ -116,6 +116,15 @@ func (r *Record) versions() []*install.Installed {
 	return all
 }
 
+// live are the versions of which processes may run: what is installed last and, until that has been available, the one before it. Those before are kept to go back to.
+func (r *Record) live() []*install.Installed {
+	all := r.versions()
+	if r.Installed != nil && r.wasReady() {
+		return all[:1]
+	}
+	return all[:min(len(all), 2)]
+}
+
 // dataOwner returns the id of the pod that the identity's user and directories are of, as far as the record tells.
 func (r *Record) dataOwner() string {
 	if r.DataOwner != "" {
