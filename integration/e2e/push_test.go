@@ -99,14 +99,14 @@ func (e *env) versionOn(n int, version string) {
 	})
 }
 
-// pushScenario: nodes without a standing query on their intents, that read once an hour, and once in two seconds. What their farm tells the first it does. A
+// pushScenario: nodes without a standing query on their intents, that read once an hour. What their farm tells the first it does. A
 // request of the former owner that comes late changes nothing. Cut off from Consul it does nothing and says so, and goes on afterwards. A farm that is killed after
-// its write and before its push has told nobody: the second node finds out by itself.
+// its write and before its push has told nobody: whoever takes over tells the node.
 func pushScenario(e *env) {
 	e.startConsulOnDisk()
 	between, late := newProxy(e.t, e.consul.Addr), newProxy(e.t, e.consul.Addr)
 	e.pushed(1, between.addr, time.Hour)
-	e.pushed(2, "", 2*time.Second)
+	e.pushed(2, "", time.Hour)
 	f1 := e.farm("f1", "", e.opens().Flags()...) // which lets nodes say that they are told, by the version gate
 	for _, name := range []string{"n1", "n2"} {
 		e.within(limit, func() error {
@@ -176,7 +176,7 @@ func pushScenario(e *env) {
 	if status := <-write.status; status != 200 {
 		e.t.Fatalf("the write of the farm that was killed is answered with %d", status)
 	}
-	e.versionOn(2, "4")
 	f2.startAgain()
+	e.versionOn(2, "4")
 	e.applied(two)
 }

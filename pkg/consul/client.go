@@ -169,10 +169,12 @@ const (
 	Default Consistency = iota
 	// Consistent makes the leader prove its leadership first. The first read after a claim uses it.
 	Consistent
+	// Stale is answered by any server, also without a leader, and may be old. Nothing is decided by it.
+	Stale
 )
 
 func (c Consistency) options(ctx context.Context) *api.QueryOptions {
-	opts := &api.QueryOptions{RequireConsistent: c == Consistent}
+	opts := &api.QueryOptions{RequireConsistent: c == Consistent, AllowStale: c == Stale}
 	return opts.WithContext(ctx)
 }
 

@@ -70,6 +70,9 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	case err != nil:
 		return 0, err
 	}
+	if ps.consistent {
+		ps.writer.tellMissed()
+	}
 	if ps.kit.stops.isUnread(ps.id) {
 		ps.learn()
 	}

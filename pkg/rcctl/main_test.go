@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -51,6 +54,7 @@ func TestMain(m *testing.M) {
 //	kvdump                 print all below the prefix as Consul has it, with the indices of changes
 //	passing NODE           let a preparer of that name pass in Consul's catalog
 //	nodeapi NODE DIR [ADDR TOKENFILE]  serve the logs in a directory, and commands, as the preparer of a node would; sets API
+//	leaderless VAR         set a variable to the address of a Consul without a leader: any server answers stale reads, and nothing else
 //	capture VAR REGEXP     set a variable to the first group of a match in the last standard output
 //
 // Keys of nodes have the digit of their shard: nodes/7/n1, nodes/4/n2, nodes/7/n3, and nodeops/ likewise.
@@ -73,7 +77,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"exits": exits, "rcid": rcid, "kvput": kvput, "kvhold": kvhold, "kvdel": kvdel, "kvcat": kvcat, "kvkeys": kvkeys, "kvdump": kvdump, "capture": capture,
-			"nodeapi": serveNode, "passing": passing,
+			"nodeapi": serveNode, "passing": passing, "leaderless": leaderless,
 		},
 	})
 }
@@ -140,6 +144,19 @@ func passing(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 	_, err = raw(ts.Getenv("CONSUL_HTTP_ADDR"), http.MethodPut, "agent/service/register", service)
 	ts.Check(err)
+}
+
+func leaderless(ts *testscript.TestScript, _ bool, args []string) {
+	forward := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: ts.Getenv("CONSUL_HTTP_ADDR")})
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Has("stale") {
+			forward.ServeHTTP(w, r)
+			return
+		}
+		http.Error(w, "No cluster leader", http.StatusInternalServerError)
+	}))
+	ts.Defer(proxy.Close)
+	ts.Setenv(args[0], proxy.Listener.Addr().String())
 }
 
 func passingService(prefix, node string) (string, error) {

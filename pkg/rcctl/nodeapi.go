@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -32,9 +33,23 @@ func withPreparer(c *cli.Context, std *stdio, ref string, run func(*inspect.PodV
 	return run(&target, client)
 }
 
+// recordOf reads where a node is. Without a leader it may be what Consul knew before: whoever looks after a node then has no better, and the node itself says whose it is.
+func recordOf(ctx context.Context, std *stdio, s *conn, name string) (store.Rec[node.Node], error) {
+	rec, err := s.Nodes.Get(ctx, store.Consistent, name)
+	if err == nil || errors.Is(err, store.ErrNotFound) || ctx.Err() != nil {
+		return rec, err
+	}
+	stale, staleErr := s.Nodes.Get(ctx, store.Stale, name)
+	if staleErr != nil {
+		return rec, err
+	}
+	fmt.Fprintf(std.err, "rcctl: the record of node %s may be old: %v\n", name, err)
+	return stale, nil
+}
+
 // nodeClient returns a client of the preparer of a node.
 func nodeClient(ctx context.Context, std *stdio, s *conn, name string) (*nodeapi.Client, error) {
-	rec, err := s.Nodes.Get(ctx, store.Consistent, name)
+	rec, err := recordOf(ctx, std, s, name)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return nil, notFoundf("node %s has no record; rcctl nodes shows all", name)

@@ -75,7 +75,7 @@ func runScaleRequest(c *cli.Context, std *stdio, name string) error {
 		answer, err := client.Scale(c.Context, r)
 		if err != nil {
 			answered(err.Error())
-			return scaleRequestError(client, r.Service, err)
+			return scaleRequestError(client, &r, err)
 		}
 		answered(fmt.Sprintf("taken, it is to run %s", field.Count(int(answer.Replicas), "replica")))
 		fmt.Fprintf(std.out, "node %s is to run %s of service %s now\nwatch: rcctl pods --node %s\n", name, field.Count(int(answer.Replicas), "replica"), clean(answer.Service), name)
@@ -149,12 +149,16 @@ func decodeRequest(_ string, data []byte) (scale.Request, error) {
 }
 
 // scaleRequestError says what a node's refusal means to whoever typed the command.
-func scaleRequestError(client *nodeapi.Client, service string, err error) error {
+func scaleRequestError(client *nodeapi.Client, r *scale.Request, err error) error {
 	var refused *nodeapi.RefusedError
 	if !errors.As(err, &refused) {
 		return nodeError(client, err)
 	}
-	text := fmt.Sprintf("node %s, service %s: %s; nothing has changed", client.Node(), service, clean(refused.Answer.Message))
+	follows := "nothing has changed"
+	if r.Epoch != nil && refused.Status == http.StatusInternalServerError {
+		follows = "the node may have read its intents all the same" // it acts on them before it notes the request
+	}
+	text := fmt.Sprintf("node %s, service %s: %s; %s", client.Node(), r.Service, clean(refused.Answer.Message), follows)
 	switch refused.Status {
 	case http.StatusBadRequest:
 		return &codedError{code: exitUsage, text: text}

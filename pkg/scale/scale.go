@@ -71,7 +71,7 @@ func Term(cluster string, lockIndex uint64) string {
 type Response struct {
 	Success  bool   `json:"success"`
 	Service  string `json:"service"`
-	Replicas uint32 `json:"replicas"` // that the node is to run now
+	Replicas uint32 `json:"replicas"` // that the node is to run now; without success it says nothing
 	Message  string `json:"message,omitempty"`
 }
 

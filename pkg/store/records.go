@@ -62,6 +62,8 @@ const (
 	Default = consul.Default
 	// Consistent makes the leader prove its leadership first. The first read after a claim uses it.
 	Consistent = consul.Consistent
+	// Stale is answered by any server, also without a leader, and may be old. Nothing is decided by it.
+	Stale = consul.Stale
 )
 
 func levelOf(consistent bool) Level {

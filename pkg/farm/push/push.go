@@ -132,8 +132,12 @@ func (p *Pusher) queue(n *peer, now time.Time) {
 	n.queued = true
 }
 
-// later reports whether a request about a controller is later than another one.
+// later reports whether a request about a controller is later than another one that was taken before it. In another epoch it is: what an epoch's name begins with
+// is the time of some clock.
 func later(r, than scale.Request) bool {
+	if r.Epoch.Cluster != than.Epoch.Cluster {
+		return true
+	}
 	return cmp.Or(cmp.Compare(r.Epoch.Term, than.Epoch.Term), cmp.Compare(r.Revision, than.Revision)) > 0
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -136,6 +137,24 @@ func TestRequestsAreCoalesced(t *testing.T) {
 	})
 }
 
+// A request of another epoch replaces one that waits, whichever of their names is the higher: a clock may have gone back.
+func TestAnotherEpochReplaces(t *testing.T) {
+	t.Parallel()
+	with(t, nil, nil, func(t *testing.T, p *Pusher, n *nodes) {
+		p.Tell(Target{Node: "n1"}, pushTo("r1", 1, 10))
+		after(t, time.Millisecond)
+		later := pushTo("r1", 1, 30)
+		later.Epoch.Cluster, later.Epoch.Term = "b", scale.Term("b", 9)
+		p.Tell(Target{Node: "n1"}, later)
+		p.Tell(Target{Node: "n1"}, pushTo("r1", 1, 20))
+		close(n.gate)
+		after(t, time.Second)
+		if got := look(p, n).taken["n1"]; !slices.Equal(got, []int64{10, 20}) {
+			t.Errorf("%v were taken", got)
+		}
+	})
+}
+
 // A node that does not answer holds up no other, and no more requests are under way than may be.
 func TestADeadNodeHoldsUpNobody(t *testing.T) {
 	t.Parallel()
@@ -206,12 +225,21 @@ func TestRequestsAreTriedAgain(t *testing.T) {
 		p.Tell(Target{Node: "n1"}, pushTo("r1", 1, 10))
 		p.Tell(Target{Node: "later"}, pushTo("r1", 1, 10))
 		after(t, time.Second)
-		if len(p.Unreachable()) != 1 {
-			t.Errorf("unreachable: %+v", p.Unreachable())
+		m := p.cfg.Metrics
+		if n := testutil.ToFloat64(m.unreachable); len(p.Unreachable()) != 1 || n != 1 {
+			t.Errorf("unreachable: %+v, counted %v", p.Unreachable(), n)
 		}
 		after(t, time.Minute)
 		if v := look(p, n); v.tries["n1"] != 5 || v.tries["later"] != 1 || len(p.Unreachable()) != 0 || v.waiting != 0 {
 			t.Errorf("%+v, unreachable %+v", v, p.Unreachable())
+		}
+		for o, want := range map[outcome]float64{taken: 1, outdated: 1, failed: 4, expired: 0, dropped: 0} {
+			if n := testutil.ToFloat64(m.sent.WithLabelValues(string(o))); n != want {
+				t.Errorf("%s: %v, want %v", o, n, want)
+			}
+		}
+		if n := testutil.ToFloat64(m.unreachable); n != 0 {
+			t.Errorf("counted as unreachable: %v", n)
 		}
 	})
 }
