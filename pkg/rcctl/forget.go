@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -198,6 +199,7 @@ type deadNode struct {
 	epoch   string // of the cluster
 	silent  bool   // it has not said what it runs since the records are what they are
 	ordered string // pods of ordered groups that may run there; empty: none
+	local   string // its own services, with how many replicas had room there; empty: none
 }
 
 func runForgetNode(c *cli.Context, std *stdio, s *conn, name string) error {
@@ -214,6 +216,9 @@ func runForgetNode(c *cli.Context, std *stdio, s *conn, name string) error {
 	}
 	if dead.orphans > 0 {
 		fmt.Fprintf(std.err, "rcctl: node %s: it ran %s without an intent when it was last heard of\n", name, field.Count(dead.orphans, "pod"))
+	}
+	if dead.local != "" {
+		fmt.Fprintf(std.err, "rcctl: node %s: it ran services of its own, which no farm places elsewhere: %s\n", name, dead.local)
 	}
 	if c.Bool("dry-run") {
 		fmt.Fprintf(std.out, "would remove node %s; nothing was written\n", name)
@@ -256,8 +261,33 @@ func findDead(ctx context.Context, s *conn, name string) (deadNode, error) {
 	if err = d.read(ctx, s); err != nil {
 		return d, err
 	}
-	d.ordered, err = orderedOn(ctx, s, d)
+	if d.ordered, err = orderedOn(ctx, s, d); err != nil {
+		return d, err
+	}
+	d.local, err = localOn(ctx, s, name)
 	return d, err
+}
+
+// localOn returns which services of its own a node had room reserved for, "" for none.
+func localOn(ctx context.Context, s *conn, name string) (string, error) {
+	rec, err := s.Reservations.Get(ctx, store.Consistent, name)
+	switch {
+	case errors.Is(err, store.ErrNotFound), isCorrupt(err):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("read what is reserved on node %s: %w", name, err)
+	}
+	replicas := map[string]int{}
+	for _, claim := range rec.Value.Claims {
+		if service := claim.Pod.LocalService(); service != "" {
+			replicas[service]++
+		}
+	}
+	names := slices.Sorted(maps.Keys(replicas))
+	for i, service := range names {
+		names[i] = fmt.Sprintf("%s (%s)", service, field.Count(replicas[service], "replica"))
+	}
+	return field.Few(names, 10, ", "), nil
 }
 
 // read reads the record of a node that nobody holds.
