@@ -44,9 +44,10 @@ func newOrderedWorld(t *rapid.T) *orderedWorld {
 	}
 	n := rapid.IntRange(1, 5).Draw(t, "replicas")
 	w.rc.ReplicaGroups = []rc.ReplicaGroup{{Role: "main", Count: &n, Ordered: true}}
-	w.rc.MinAvailable = count(0)
+	w.rc.MinAvailable = count(rapid.IntRange(0, n).Draw(t, "minimum"))
+	w.since = w.now // an intent without an epoch is one of an older farm, and starts in any
 	for _, v := range w.nodes {
-		v.EnforcesStopAfter, v.TTL = true, field.Duration(2*time.Second)
+		v.EnforcesStopAfter, v.TTL, v.Epoch = true, field.Duration(2*time.Second), w.epoch()
 	}
 	w.anyNode(t).TTL = 0 // it does not say: it may have the longest
 	for range rapid.IntRange(0, 3).Draw(t, "older nodes") {
@@ -72,9 +73,6 @@ func (w *orderedWorld) look(resync bool) *reconcile.Snapshot {
 
 // epoch names the epoch by when it began.
 func (w *orderedWorld) epoch() string {
-	if w.since.IsZero() {
-		return ""
-	}
 	return w.since.Format(time.RFC3339Nano)
 }
 
@@ -178,6 +176,7 @@ func (w *orderedWorld) pass(t rapid.TB, resync bool) int {
 	w.status = &plan.Status
 	w.answered(plan.Answered)
 	w.checkOrder(t, &plan)
+	w.checkMinimum(t, &plan)
 	for _, id := range plan.Adds {
 		if name := w.nodeFor(s, id); name != "" {
 			plan.Changes = append(plan.Changes, reconcile.NewPlacer(s).On(id, name))
@@ -191,6 +190,30 @@ func (w *orderedWorld) pass(t rapid.TB, resync bool) int {
 		w.take(t, &plan.Changes[i])
 	}
 	return len(plan.Changes)
+}
+
+// checkMinimum fails where a plan takes more pods than the minimum leaves (P6). One of two copies of an index stops whatever is left.
+func (w *orderedWorld) checkMinimum(t rapid.TB, plan *reconcile.Plan) {
+	left, takes := w.available(), false
+	for i := range plan.Changes {
+		if ch := &plan.Changes[i]; w.takes(ch) {
+			left--
+			takes = takes || !w.isForced(ch) && !w.runsTwice(ch.Identity)
+		}
+	}
+	if takes && w.rc.DeletedAt == nil && left < w.rc.MinimumAvailable() {
+		t.Fatalf("%d would be available, the minimum is %d (P6): %v", left, w.rc.MinimumAvailable(), plan.Changes)
+	}
+}
+
+// runsTwice reports whether a node lists a copy of a pod that is placed on another.
+func (w *orderedWorld) runsTwice(id pod.Identity) bool {
+	for name, v := range w.nodes {
+		if name != w.pods[id].Node && slices.ContainsFunc(v.Orphans, func(o pod.Orphan) bool { return o.Identity == id }) {
+			return true
+		}
+	}
+	return false
 }
 
 // take is world.apply: a pod on a lost machine may be forgotten when it has stopped by itself.
@@ -487,6 +510,7 @@ func TestAnOrderedIndexLivesOnce(t *testing.T) {
 			w.step(t)
 		}
 		w.heal()
+		w.rc.MinAvailable = count(0) // else what stops first may have to stay where it is
 		clear(w.diedAt)
 		clear(w.unread)
 		for _, v := range w.nodes {
