@@ -32,7 +32,7 @@ const restoreFault = "snapshot-restore"
 
 // checked are the groups of checks without which nothing is known about a promise.
 var checked = []string{
-	"P1 author", "P1 fence", "P1 register", "P2 version", "P3 placed", "P4 stop", "P5 freed", "P6 minimum",
+	"P1 author", "P1 fence", "P1 register", "P2 version", "P3 placed", "P3 resources", "P4 stop", "P5 freed", "P6 minimum",
 }
 
 // These are also needed where a snapshot was restored, and where everything was deleted.

@@ -290,12 +290,29 @@ func maybe(rng *rand.Rand, limit int) *int {
 	return nil
 }
 
+// portOf returns the static port of all pods in a slot, zero where they have none.
+func portOf(slot int) int {
+	if slot%4 == 3 {
+		return 0
+	}
+	return 8000 + slot/2
+}
+
+// staticPort is portOf for a controller; those of services are in no slot.
+func staticPort(r *rc.RC) int {
+	slot, err := strconv.Atoi(r.Labels["slot"])
+	if err != nil {
+		return 0
+	}
+	return portOf(slot)
+}
+
 // manifestOf returns a manifest that differs from earlier ones. Static ports are shared by two slots each; half of the slots
 // have dynamic ones, some of them only in some versions, and a quarter nothing else.
 func (c *chaos) manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 	var ports []manifest.Port
-	if slot%4 != 3 {
-		ports = append(ports, manifest.Port{Name: "http", Port: 8000 + slot/2})
+	if port := portOf(slot); port != 0 {
+		ports = append(ports, manifest.Port{Name: "http", Port: port})
 	}
 	if slot%4 >= 2 && !isLarge(slot) && slot != eachSlot {
 		ports = append(ports, manifest.Port{Name: "admin", Dynamic: true})
@@ -411,11 +428,20 @@ func (w *workload) sayOnce(ctx context.Context, said map[string]bool) error {
 	if err := errors.Join(append(corrupt, err)...); err != nil {
 		return err
 	}
+	takers := map[int]int{} // pods that there are to be with a port
+	for i := range recs {
+		if port := staticPort(&recs[i].Value); port != 0 {
+			takers[port] += recs[i].Value.Desired()
+		}
+	}
 	for _, r := range recs {
 		if said[r.Value.ID] || r.Value.Mutator != "" {
 			continue // a rollout says its controllers again
 		}
 		r.Value.Disabled = false
+		if port := staticPort(&r.Value); port != 0 && takers[port] >= len(w.c.nodes)/2 {
+			r.Value.NodeSelector = "" // half of the nodes may have no room for another one, and a pod that must leave its node would wait for ever
+		}
 		if least := r.Value.MinAvailable; least != nil && (*least >= r.Value.Desired() || r.Value.EachNode()) {
 			r.Value.MinAvailable = nil // it may leave no room for what is left to be done, as a status says
 		}
