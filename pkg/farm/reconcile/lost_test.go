@@ -400,3 +400,27 @@ func TestWhatIsAdoptedTakesTheRoomOfAMove(t *testing.T) {
 		}
 	}
 }
+
+// A pod that a forced drain gives back to a former node whose machine is lost is marked as lost there, on condition that the machine is dead as it was (R10).
+func TestGivenBackToALostMachineNeedsItsDeath(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []bool{true, false} {
+		s := one(func(s *reconcile.Snapshot, p *reconcile.Pod) {
+			p.Placement.Ghosts = []pod.Ghost{{Node: "n1", Since: s.Now.Add(-time.Minute)}}
+			s.Nodes["n0"].Ops.Drain = &node.Drain{Since: s.Now.Add(-time.Hour), Force: true}
+			if lost {
+				v := s.Nodes["n1"]
+				v.Alive, v.MachineLost, v.FreeIndex = false, true, 40
+			}
+		})
+		s.Pods[0].Ghosts["n1"] = &pod.Reality{Identity: s.Pods[0].Identity, Node: "n1", Digest: "m1", Revision: 4, State: pod.StateReady, Available: true}
+		changes := reconcile.Compute(s).Changes
+		if len(changes) != 1 || changes[0].Action != reconcile.Return || changes[0].Placement.Node != "n1" || (changes[0].Placement.LostSince != nil) != lost {
+			t.Fatalf("lost %v: %v", lost, changes)
+		}
+		want := []reconcile.DeadNode{{Name: "n1", Index: 40}}
+		if got := changes[0].NeedsDead; lost && !slices.Equal(got, want) || !lost && got != nil {
+			t.Errorf("lost %v: it depends on the deaths %v", lost, got)
+		}
+	}
+}
