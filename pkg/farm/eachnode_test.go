@@ -232,3 +232,28 @@ func TestAPodOnEachOfAThousandNodes(t *testing.T) {
 		t.Errorf("%v: placements, nodes, identities:\n%s", err, diff)
 	}
 }
+
+// A scheduler that is not ours refuses some of the nodes that ask for a pod: those stay without one, the others have one each, in whichever order it names them.
+func TestAPodOnEachNodeThatASchedulerNames(t *testing.T) {
+	t.Parallel()
+	booked := newKeeper()
+	booked.eligible = []string{"n3", "n1", "n0"}
+	for name, k := range map[string]scheduler.Scheduler{"without books": ordered{names: booked.eligible}, "with books": booked} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			for _, name := range []string{"n0", "n1", "n2"} {
+				c.node(name, map[string]string{"pool": "a"}, nil)
+			}
+			c.bookedFarm("f1", k, &recorder{}, &faulty{})
+			c.apply("agent", testManifest("agent", 8080), onEach("a"))
+			c.condition("agent", rc.InsufficientNodes, true, "1 of 3 replicas have no node")
+			c.statusOf("agent", func(st *rc.Status) bool { return st.Available == 2 })
+			c.node("n3", map[string]string{"pool": "a"}, nil)
+			c.statusOf("agent", func(st *rc.Status) bool { return st.Desired == 4 && st.Available == 3 })
+			if got, want := slices.Sorted(maps.Keys(c.where("agent"))), []string{"n0", "n1", "n3"}; !slices.Equal(got, want) {
+				t.Errorf("it is on %v, want %v", got, want)
+			}
+		})
+	}
+}
