@@ -78,6 +78,7 @@ type peer struct {
 type waiting struct {
 	scale.Request
 	since time.Time
+	again bool // the same was handed over while it was under way
 }
 
 // New returns a pusher, which sends nothing before Run.
@@ -101,6 +102,10 @@ func (p *Pusher) Tell(to Target, r scale.Request) {
 	before, replaces := n.requests[r.Epoch.RCID]
 	switch {
 	case replaces && !later(r, before.Request):
+		if n.sending && !later(before.Request, r) { // what is under way may have been read before what this one speaks of
+			before.again = true
+			n.requests[r.Epoch.RCID] = before
+		}
 		return
 	case !replaces && p.waiting >= p.cfg.Most:
 		p.cfg.Metrics.count(dropped)
@@ -109,7 +114,7 @@ func (p *Pusher) Tell(to Target, r scale.Request) {
 		p.waiting++
 	}
 	now := time.Now()
-	n.requests[r.Epoch.RCID] = waiting{r, now}
+	n.requests[r.Epoch.RCID] = waiting{Request: r, since: now}
 	p.queue(n, now)
 	p.wake.Raise()
 }
@@ -286,7 +291,11 @@ func (p *Pusher) sent(n *peer, r scale.Request, err error, now time.Time) {
 		return
 	}
 	p.cfg.Metrics.count(outcomeOf(err))
-	if w, still := n.requests[r.Epoch.RCID]; still && !later(w.Request, r) {
+	switch w, still := n.requests[r.Epoch.RCID]; {
+	case still && w.again:
+		w.again = false
+		n.requests[r.Epoch.RCID] = w
+	case still && !later(w.Request, r):
 		p.settle(n, r.Epoch.RCID)
 	}
 	n.due = time.Time{}

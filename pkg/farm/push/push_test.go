@@ -137,6 +137,22 @@ func TestRequestsAreCoalesced(t *testing.T) {
 	})
 }
 
+// The same revision, handed over while it is under way, is sent again: the node may have read before the write that it is now about. So it is where a farm told what
+// was missed, one above its lock, and its next write lands there.
+func TestTheSameRevisionIsSentAgain(t *testing.T) {
+	t.Parallel()
+	with(t, nil, nil, func(t *testing.T, p *Pusher, n *nodes) {
+		p.Tell(Target{Node: "n1"}, pushTo("r1", 42, 43))
+		after(t, time.Millisecond)
+		p.Tell(Target{Node: "n1"}, pushTo("r1", 42, 43))
+		close(n.gate)
+		after(t, time.Second)
+		if v := look(p, n); !slices.Equal(v.taken["n1"], []int64{43, 43}) || v.waiting != 0 {
+			t.Errorf("%v were taken, %d wait", v.taken["n1"], v.waiting)
+		}
+	})
+}
+
 // A request of another epoch replaces one that waits, whichever of their names is the higher: a clock may have gone back.
 func TestAnotherEpochReplaces(t *testing.T) {
 	t.Parallel()
