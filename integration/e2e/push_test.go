@@ -100,17 +100,19 @@ func (e *env) versionOn(n int, version string) {
 }
 
 // pushScenario: nodes without a standing query on their intents, that read once an hour. What their farm tells the first it does. A
-// request of the former owner that comes late changes nothing. Cut off from Consul it does nothing and says so, and goes on afterwards. A farm that is killed after
-// its write and before its push has told nobody: whoever takes over tells the node.
+// request of the former owner that comes late changes nothing. Cut off from Consul it does nothing and says so, and goes on afterwards. A
+// farm that is killed after its write and before its push has told nobody: whoever takes over tells the node. A third node is to be told,
+// but farms cannot reach its API: it watches, as its record and "rcctl nodes" say.
 func pushScenario(e *env) {
 	e.startConsulOnDisk()
 	between, late := newProxy(e.t, e.consul.Addr), newProxy(e.t, e.consul.Addr)
 	e.pushed(1, between.addr, time.Hour)
 	e.pushed(2, "", time.Hour)
+	e.preparerAt(3, "", "--intents", "push", "--intents-every", time.Hour.String())
 	f1 := e.farm("f1", "", e.opens().Flags()...) // which lets nodes say that they are told, by the version gate
-	for _, name := range []string{"n1", "n2"} {
+	for name, says := range map[string]string{"n1": node.IntentsPush, "n2": node.IntentsPush, "n3": node.IntentsRefused} {
 		e.within(limit, func() error {
-			if rec, there := e.nodes()[name]; !there || rec.Value.Intents != node.IntentsPush {
+			if rec, there := e.nodes()[name]; !there || rec.Value.Intents != says {
 				return fmt.Errorf("the record of %s says %+v", name, rec.Value)
 			}
 			return nil
@@ -120,9 +122,13 @@ func pushScenario(e *env) {
 	one.Selector = "rack=a"
 	e.applied(one)
 	e.versionOn(1, "1")
-	if out := e.rcctl("", "nodes"); strings.Count(out, " push ") != 2 {
+	if out := e.rcctl("", "nodes"); strings.Count(out, " push ") != 2 || strings.Count(out, " watch (refused) ") != 1 {
 		e.t.Errorf("nodes are shown as\n%s", out)
 	}
+	watching := e.hello(1, map[string]string{"VERSION": "5"})
+	watching.Name, watching.Selector = "watching", "rack=c"
+	e.applied(watching)
+	e.versionOn(3, "5")
 
 	id := e.rcID("hello")
 	former := e.lastPush("n1", id)
