@@ -428,19 +428,13 @@ func (w *workload) sayOnce(ctx context.Context, said map[string]bool) error {
 	if err := errors.Join(append(corrupt, err)...); err != nil {
 		return err
 	}
-	takers := map[int]int{} // pods that there are to be with a port
-	for i := range recs {
-		if port := staticPort(&recs[i].Value); port != 0 {
-			takers[port] += recs[i].Value.Desired()
-		}
-	}
 	for _, r := range recs {
 		if said[r.Value.ID] || r.Value.Mutator != "" {
 			continue // a rollout says its controllers again
 		}
 		r.Value.Disabled = false
-		if port := staticPort(&r.Value); port != 0 && takers[port] >= len(w.c.nodes)/2 {
-			r.Value.NodeSelector = "" // half of the nodes may have no room for another one, and a pod that must leave its node would wait for ever
+		if staticPort(&r.Value) != 0 {
+			r.Value.NodeSelector = "" // others' pods may have the port on half of the nodes, where one that is to go there would wait for ever
 		}
 		if least := r.Value.MinAvailable; least != nil && (*least >= r.Value.Desired() || r.Value.EachNode()) {
 			r.Value.MinAvailable = nil // it may leave no room for what is left to be done, as a status says
