@@ -162,11 +162,11 @@ func updateRules() map[string]node {
 		"Knobs.order":            {"enum": []string{rollout.StartFirst, rollout.StopFirst}},
 		"Knobs.on_timeout":       {"enum": []string{rollout.OnTimeoutRollback, rollout.OnTimeoutPause, rollout.OnTimeoutContinue}},
 		"Knobs.step":             amount(1),
-		"Knobs.min_available":    {"minimum": 0},
-		"Knobs.revision_history": {"minimum": 0},
-		"Canary.pods":            {"minimum": 1},
+		"Knobs.min_available":    count(),
+		"Knobs.revision_history": {"minimum": 0, "maximum": rollout.MaxRevisionHistory},
+		"Canary.pods":            {"minimum": 1, "maximum": rc.MaxReplicas},
 		"Hook.url":               {"pattern": "^https?://"},
-		"Hook.retries":           {"minimum": 0},
+		"Hook.retries":           {"minimum": 0, "maximum": rollout.MaxGateRetries},
 	}
 }
 
@@ -178,5 +178,5 @@ func amount(least int) node {
 	if least > 0 {
 		share = `^0*(?:100|[1-9][0-9]?)%$`
 	}
-	return node{"anyOf": []any{node{"type": "integer", "minimum": least}, node{"type": "string", "pattern": share}}}
+	return node{"anyOf": []any{node{"type": "integer", "minimum": least, "maximum": rc.MaxReplicas}, node{"type": "string", "pattern": share}}}
 }

@@ -43,6 +43,16 @@ func (d *Duration) Or(def time.Duration) time.Duration {
 	return time.Duration(*d)
 }
 
+// MaxWait is the longest time that a document lets something wait: ten times it still fits into a time.Duration.
+const MaxWait = 10 * 365 * 24 * time.Hour
+
+// CheckWait records a length of time, nil for none, that is less than zero or more than MaxWait.
+func CheckWait(es *Errors, path string, d *Duration) {
+	if d != nil && (*d < 0 || time.Duration(*d) > MaxWait) {
+		es.Add(path, Text(time.Duration(*d).String()), fmt.Sprintf("a length of time from 0s to %dh, such as \"30s\" or \"2m\"", int(MaxWait.Hours())))
+	}
+}
+
 // MaxName is how long a name may be: a DNS label, because names end up in Consul service names and host names.
 const MaxName = 63
 

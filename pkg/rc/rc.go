@@ -3,7 +3,6 @@
 package rc
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -205,32 +204,4 @@ func (r *RC) PodLabelSet(podID string, manifestLabels map[string]string) map[str
 	set := field.Merge(manifestLabels, r.PodLabels)
 	set[pod.RCIDLabel], set[pod.PodIDLabel] = r.ID, podID
 	return set
-}
-
-// Check reports why a stored record cannot be acted on. Unknown fields are fine: a newer version may have written it.
-func (r *RC) Check() error {
-	switch {
-	case r.ID == "":
-		return errors.New("the record has no id")
-	case r.ManifestDigest == "":
-		return errors.New("the record names no manifest")
-	case r.Mode != "" && r.Mode != Replicas && r.Mode != EachNode:
-		return fmt.Errorf("the record has the mode %q", r.Mode)
-	case len(r.ReplicaGroups) == 0 && !r.EachNode():
-		return errors.New("the record has no replica group")
-	}
-	seen := map[string]bool{}
-	for _, g := range r.ReplicaGroups {
-		switch {
-		case g.Role == "" || seen[g.Role]:
-			return fmt.Errorf("the record has an empty or repeated role %q", g.Role)
-		case g.Count == nil:
-			return fmt.Errorf("the record has no count for role %q", g.Role)
-		case *g.Count < 0:
-			return fmt.Errorf("the record has the count %d for role %q", *g.Count, g.Role)
-		}
-		seen[g.Role] = true
-	}
-	_, err := r.Selector()
-	return err
 }

@@ -2,14 +2,18 @@ package rc_test
 
 import (
 	"encoding/json"
+	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/labels"
+	"pgregory.net/rapid"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -122,6 +126,22 @@ func TestCheck(t *testing.T) {
 		{"role twice", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":1},{"role":"m","count":1}]}`, `empty or repeated role "m"`},
 		{"selector", `{"id":"a","manifest":"d","node_selector":"a in","replica_groups":[{"role":"m","count":1}]}`, `parse selector "a in"`},
 		{"empty object", `{}`, "no id"},
+		{"count beyond the document's", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":4000000}]}`, "replica_groups[0].count: 4000000 is not valid; allowed: a whole number from 0 to 10000"},
+		{"counts together", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":10000},{"role":"n","count":1}]}`, "10001 replicas in all"},
+		{"max_surge", `{"id":"a","manifest":"d","max_surge":9223372036854775807,"replica_groups":[{"role":"m","count":1}]}`, "max_surge: 9223372036854775807"},
+		{"max_surge below zero", `{"id":"a","manifest":"d","max_surge":-1,"replica_groups":[{"role":"m","count":1}]}`, "max_surge: -1"},
+		{"min_available", `{"id":"a","manifest":"d","min_available":10001,"replica_groups":[{"role":"m","count":1}]}`, "min_available: 10001"},
+		{"max_per_node", `{"id":"a","manifest":"d","max_per_node":-1,"replica_groups":[{"role":"m","count":1}]}`, "max_per_node: -1"},
+		{"skew", `{"id":"a","manifest":"d","spread":{"label":"r","skew":10001},"replica_groups":[{"role":"m","count":1}]}`, "spread.skew: 10001"},
+		{"skew of a group", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":1,"spread":{"label":"r","skew":-1}}]}`, "replica_groups[0].spread.skew: -1"},
+		{"weight", `{"id":"a","manifest":"d","affinity":[{"selector":"a","weight":101}],"replica_groups":[{"role":"m","count":1}]}`, "affinity[0].weight: 101"},
+		{"deadline", `{"id":"a","manifest":"d","progress_deadline":"2000000h","replica_groups":[{"role":"m","count":1}]}`, "progress_deadline: 2000000h0m0s"},
+		{"wait for a lost node", `{"id":"a","manifest":"d","node_loss":{"after":"2000000h"},"replica_groups":[{"role":"m","count":1}]}`, "node_loss.after"},
+		{"generation", `{"id":"a","manifest":"d","generation":9223372036854775807,"replica_groups":[{"role":"m","count":1}]}`, "generation: 9223372036854775807"},
+		{"bound of a service", `{"id":"a","manifest":"d","service":{"max":9223372036854775807},"replica_groups":[{"role":"m","count":1}]}`, "service.max"},
+		{"minimum of a service", `{"id":"a","manifest":"d","service":{"min":-1},"replica_groups":[{"role":"m","count":1}]}`, "service.min"},
+		{"companion", `{"id":"a","manifest":"d","service":{"companions":["b","b"]},"replica_groups":[{"role":"m","count":1}]}`, "service.companions[1]"},
+		{"limit", `{"id":"a","manifest":"d","in_place":{"limit":-1},"replica_groups":[{"role":"m","count":1}]}`, "in_place.limit"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var r rc.RC
@@ -134,6 +154,28 @@ func TestCheck(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Whatever number a document may not have, a record may not have either: whoever works on it would pay for it.
+func TestARecordHasTheBoundsOfItsDocument(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		some := func(name string) int {
+			return rapid.OneOf(rapid.IntRange(-2, 2), rapid.IntRange(rc.MaxReplicas-1, rc.MaxReplicas+1), rapid.Just(math.MaxInt), rapid.Just(math.MinInt)).Draw(t, name)
+		}
+		doc := rc.Spec{
+			Name: "web", MaxPerNode: some("max_per_node"), MinAvailable: ptr(some("min_available")), MaxSurge: ptr(some("max_surge")),
+			ReplicaGroups: []rc.ReplicaGroup{{Role: "a", Count: ptr(some("count"))}, {Role: "b", Count: ptr(some("other count"))}},
+			Spread:        rc.Spread{Label: "rack", Skew: some("skew")}, Affinity: []rc.Preference{{Selector: "a=b", Weight: some("weight")}},
+			NodeLoss: rc.NodeLoss{After: ptr(field.Duration(rapid.Int64().Draw(t, "after")))}, Pod: &manifest.Manifest{},
+		}
+		bad := slices.DeleteFunc(doc.Validate(), func(e *field.Error) bool { return strings.HasPrefix(e.Field, "pod") })
+		var r rc.RC
+		doc.Apply(&r, rc.Digests{Base: "d"})
+		r.ID = "x"
+		if err := r.Check(); (err != nil) != (len(bad) > 0) {
+			t.Fatalf("the document: %v; its record: %v", bad, err)
+		}
+	})
 }
 
 func TestNumbers(t *testing.T) {

@@ -70,24 +70,13 @@ func (s *Spec) Validate() field.Errors {
 	manifest.ValidateLabels(&errs, "labels", s.Labels)
 	manifest.ValidateLabels(&errs, "pod_labels", s.PodLabels)
 	checkReserved(&errs, "pod_labels", s.PodLabels)
-	checkSelector(&errs, "node_selector", s.NodeSelector)
-	validateSpread(&errs, "spread", s.Spread)
-	validateRanking(&errs, "", s.Affinity, s.Placing)
 	s.validateMode(&errs)
 	if s.Mode != EachNode {
 		s.validateGroups(&errs)
 	}
-	checkCount(&errs, "max_per_node", &s.MaxPerNode, "; 0 means no limit")
-	checkCount(&errs, "min_available", s.MinAvailable, "")
-	checkCount(&errs, "max_surge", s.MaxSurge, "")
+	s.validateLimits(&errs)
 	if d := s.ProgressDeadline; d != nil && *d <= 0 {
 		errs.Add("progress_deadline", field.Text(time.Duration(*d).String()), `a length of time with a unit, more than zero, such as "30s" or "2m"`)
-	}
-	if s.NodeLoss.Action != "" {
-		field.CheckOneOf(&errs, "node_loss.action", s.NodeLoss.Action, "replace", "keep")
-	}
-	if s.Strategy != "" {
-		field.CheckOneOf(&errs, "strategy", s.Strategy, Dynamic, Static)
 	}
 	if s.Pod == nil {
 		errs.Missing("pod", "the pod's manifest")
@@ -96,6 +85,30 @@ func (s *Spec) Validate() field.Errors {
 		checkReserved(&errs, "pod.labels", s.Pod.Labels)
 	}
 	return errs
+}
+
+// validateLimits records what must hold of records, too, counts and roles of groups apart: see RC.Check.
+func (s *Spec) validateLimits(errs *field.Errors) {
+	checkSelector(errs, "node_selector", s.NodeSelector)
+	validateSpread(errs, "spread", s.Spread)
+	validateRanking(errs, "", s.Affinity, s.Placing)
+	for i := range s.ReplicaGroups {
+		g, path := &s.ReplicaGroups[i], fmt.Sprintf("replica_groups[%d]", i)
+		validateSpread(errs, path+".spread", g.Spread)
+		validateRanking(errs, path+".", g.Affinity, g.Placing)
+	}
+	checkCount(errs, "max_per_node", &s.MaxPerNode, "; 0 means no limit")
+	checkCount(errs, "min_available", s.MinAvailable, "")
+	checkCount(errs, "max_surge", s.MaxSurge, "")
+	field.CheckWait(errs, "progress_deadline", s.ProgressDeadline)
+	field.CheckWait(errs, "node_loss.after", s.NodeLoss.After)
+	field.CheckWait(errs, "node_loss.unmanaged_after", s.NodeLoss.UnmanagedAfter)
+	if s.NodeLoss.Action != "" {
+		field.CheckOneOf(errs, "node_loss.action", s.NodeLoss.Action, "replace", "keep")
+	}
+	if s.Strategy != "" {
+		field.CheckOneOf(errs, "strategy", s.Strategy, Dynamic, Static)
+	}
 }
 
 const selectorAllowed = `a Kubernetes label selector, such as "rack in (a,b),disk=ssd"`
@@ -135,22 +148,34 @@ func (s *Spec) validateGroups(errs *field.Errors) {
 	case s.Replicas != nil:
 		checkCount(errs, "replicas", s.Replicas, "")
 		return
-	case len(s.ReplicaGroups) > MaxGroups:
-		errs.Add("replica_groups", field.Text(fmt.Sprintf("%d groups", len(s.ReplicaGroups))), fmt.Sprintf("1 to %d groups", MaxGroups))
-		return
 	}
 	before := len(*errs)
+	if !validateCounts(errs, s.ReplicaGroups) {
+		return
+	}
+	for i := range s.ReplicaGroups {
+		s.ReplicaGroups[i].validateManifest(errs, fmt.Sprintf("replica_groups[%d]", i), s.Pod)
+	}
+	if len(*errs) == before {
+		validateSize(errs, s.ReplicaGroups, s.Pod)
+	}
+}
+
+// validateCounts records what is wrong with the number, roles and counts of groups, which documents and records have. It reports whether there are few enough
+// to look at.
+func validateCounts(errs *field.Errors, groups []ReplicaGroup) bool {
+	if len(groups) > MaxGroups {
+		errs.Add("replica_groups", field.Text(fmt.Sprintf("%d groups", len(groups))), fmt.Sprintf("1 to %d groups", MaxGroups))
+		return false
+	}
 	seen, total := map[string]bool{}, 0
-	for i, g := range s.ReplicaGroups {
+	for i, g := range groups {
 		path := fmt.Sprintf("replica_groups[%d]", i)
 		errs.CheckName(path+".role", g.Role)
 		if g.Role != "" && seen[g.Role] {
 			errs.Add(path+".role", g.Role, "a role that no other group has")
 		}
 		seen[g.Role] = true
-		g.validateManifest(errs, path, s.Pod)
-		validateSpread(errs, path+".spread", g.Spread)
-		validateRanking(errs, path+".", g.Affinity, g.Placing)
 		if g.Count == nil {
 			errs.Missing(path+".count", CountAllowed)
 			continue
@@ -161,9 +186,7 @@ func (s *Spec) validateGroups(errs *field.Errors) {
 	if total > MaxReplicas {
 		errs.Add("replica_groups", field.Text(fmt.Sprintf("%d replicas in all", total)), fmt.Sprintf("at most %d replicas in all groups together", MaxReplicas))
 	}
-	if len(*errs) == before {
-		validateSize(errs, s.ReplicaGroups, s.Pod)
-	}
+	return true
 }
 
 // Apply writes what the document asks for over a record; digests are those of its manifests. The caller sets identity, generation and author.

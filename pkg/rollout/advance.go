@@ -79,7 +79,7 @@ func (w stage) preDeploy() bool {
 }
 
 func (w stage) nextStage() bool {
-	w.Record.Stage++
+	w.Record.Stage = min(w.Record.Stage+1, rc.MaxPods)
 	w.Record.Stages = max(w.Record.Stages, w.Record.Stage)
 	w.Record.StageSince = w.Now()
 	return w.enter(BeforeStage)
@@ -242,7 +242,7 @@ func (w *Work) reached(up, down []*Member) int {
 			n -= max(0, m.living()-*m.Target)
 		}
 	}
-	return n
+	return max(-rc.MaxPods, min(n, rc.MaxPods)) // as Check allows
 }
 
 // progress notes that the stage got further than it ever was. What is unknown is no progress.

@@ -245,7 +245,7 @@ func TestRescaleOfManyRevisions(t *testing.T) {
 		if tt.up.target == 0 {
 			tt.up.target = none
 		}
-		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 10, rev{has: tt.r1}, rev{has: tt.r2, abandoned: true}, tt.up)
+		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Planning, rollout.Update{Step: 1, Surge: 1}, 10, rev{has: tt.r1}, rev{has: tt.r2, abandoned: true}, tt.up)
 		started, err := rollout.Rescale(rec, groupsOf(tt.n), obs, "ann")
 		if err != nil {
 			t.Fatal(err)
@@ -275,7 +275,7 @@ func TestRescaleOfOtherRoles(t *testing.T) {
 		{groupsOf(4), three, groupsOf(3)},
 		{groupsOf(2, 1), groupsOf(3), groupsOf(2, 1)},
 	} {
-		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 4}, rev{dir: rollout.Up, target: none})
+		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Planning, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 4}, rev{dir: rollout.Up, target: none})
 		rec.Revisions[0].Before, rec.Groups = tt.before, tt.groups
 		started, err := rollout.Rescale(rec, tt.groups, obs, "ann")
 		if err != nil {

@@ -99,6 +99,9 @@ func (w *Work) answer() {
 		w.adopt()
 	case q.Verb == PromoteVerb && r.State == WaitingForPromote:
 		w.promote("promoted by " + q.By)
+	case q.Verb == RollbackVerb && w.unread() != "": // it may be that to go back to
+		w.audit("rollout %s of %s: %s asked to %s it, which cannot be while a controller cannot be read", r.ID, r.Service, q.By, q.Verb)
+		return
 	case q.Verb == RollbackVerb && r.State != RollingBack && r.Resume != RollingBack && r.BlockedReason == "":
 		stage{w}.rollback("rolled back by " + q.By)
 	default:
@@ -166,6 +169,17 @@ func (w *Work) otherWorld() string {
 		}
 	}
 	w.Record.Epoch = w.obs.Epoch
+	return ""
+}
+
+// unread returns the name of the first revision whose controller cannot be read, "" for none.
+func (w *Work) unread() string {
+	for i := range w.Record.Revisions {
+		v := &w.Record.Revisions[i]
+		if _, ok := w.obs.Revisions[v.RC]; !ok {
+			return v.Name
+		}
+	}
 	return ""
 }
 

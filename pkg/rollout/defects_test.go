@@ -439,3 +439,18 @@ func TestInPlaceRollbackAfterAnAbort(t *testing.T) {
 		t.Errorf("%+v: %s", w.rcs["r1"], w.counts())
 	}
 }
+
+// An operator asks for a rollback while the controller to go back to cannot be read: that is refused, as it is while the rollout is blocked.
+func TestARollbackNeedsAControllerThatCanBeRead(t *testing.T) {
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 4, target: 3}, rev{dir: rollout.Up, target: 1})
+	rec.Request = &rollout.Request{Verb: rollout.RollbackVerb, By: "ann", At: t0}
+	delete(obs.Revisions, rec.Revisions[0].RC)
+	d := rollout.Decide(rec, obs)
+	if d.Record.State != rollout.Progressing || !strings.Contains(d.Record.BlockedReason, "cannot be read") || !strings.Contains(strings.Join(d.Audit, " "), "cannot be while") {
+		t.Errorf("%s, blocked by %q, audit %q", d.Record.State, d.Record.BlockedReason, d.Audit)
+	}
+	obs.Revisions[rec.Revisions[0].RC] = rollout.Seen{}
+	if d = rollout.Decide(rec, obs); d.Record.State != rollout.Failed || !strings.Contains(d.Record.Reason, "no revision to go back to") {
+		t.Errorf("once it is gone: %s, %q", d.Record.State, d.Record.Reason)
+	}
+}

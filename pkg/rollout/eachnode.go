@@ -17,6 +17,7 @@ func (s Seen) counted(last int) Seen {
 	if s.Status != nil {
 		last = s.Status.Placed
 	}
+	last = max(0, min(last, rc.MaxReplicas)) // what a record may have; the last stage ends with all nodes, however many there are
 	s.RC = s.RC.CountedBy(last)
 	return s
 }
@@ -43,7 +44,7 @@ func (s Start) counted() Start {
 	for i := range s.Old {
 		old[i] = s.Old[i].counted(0)
 		if st := old[i].Status; old[i].RC.ID == s.New.ID && st != nil {
-			n = st.Placed
+			n = old[i].RC.Desired()
 		}
 	}
 	s.Old = old

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // Amount is a number of replicas, 3, or a share of those that the service has, "10%".
@@ -18,13 +19,27 @@ type Amount struct {
 }
 
 // AmountAllowed says in words what an amount may be.
-const AmountAllowed = `a whole number of replicas such as 3, or a percentage from "0%" to "100%"`
+var AmountAllowed = fmt.Sprintf(`a whole number of replicas from 0 to %d, or a percentage from "0%%" to "100%%"`, rc.MaxReplicas)
+
+// check records an amount that is less than least, or more than there can be; path names its field.
+func (a *Amount) check(errs *field.Errors, path string, least int) {
+	if a == nil {
+		return
+	}
+	most := rc.MaxReplicas
+	if a.Percent {
+		most = 100
+	}
+	if a.N < least || a.N > most {
+		errs.Add(path, a.String(), fmt.Sprintf(`%d to %d replicas, or "%d%%" to "100%%"`, least, rc.MaxReplicas, least))
+	}
+}
 
 // ParseAmount reads "3" or "10%".
 func ParseAmount(text string) (Amount, error) {
 	digits, percent := strings.CutSuffix(text, "%")
 	n, err := strconv.Atoi(digits)
-	if err != nil || n < 0 || percent && n > 100 || strings.HasPrefix(digits, "+") {
+	if err != nil || n < 0 || n > rc.MaxReplicas || percent && n > 100 || strings.HasPrefix(digits, "+") {
 		return Amount{}, &field.Error{Field: "", Value: text, Allowed: AmountAllowed}
 	}
 	return Amount{percent, n}, nil
@@ -93,6 +108,12 @@ const (
 	DefaultGateTimeout     = 10 * time.Second
 	DefaultGateRetries     = 3
 	PreDeployTimeout       = 5 * time.Minute
+)
+
+// Limits of the knobs, besides those of a controller.
+const (
+	MaxRevisionHistory = 1000
+	MaxGateRetries     = 1000
 )
 
 // Knobs is how a service document says how it is rolled out: its field "update". Each has one name, there, in flags and in the documentation.
@@ -185,21 +206,23 @@ func (k *Knobs) Validate() field.Errors {
 	if k.OnTimeout != "" {
 		oneOf("on_timeout", k.OnTimeout, OnTimeoutRollback, OnTimeoutPause, OnTimeoutContinue)
 	}
-	if k.Step != nil && k.Step.N < 1 {
-		errs.Add("step", k.Step.String(), `1 or more replicas, or "1%" to "100%"`)
+	k.Step.check(&errs, "step", 1)
+	k.MaxSurge.check(&errs, "max_surge", 0)
+	k.MaxUnavailable.check(&errs, "max_unavailable", 0)
+	if k.MinAvailable != nil {
+		rc.CheckRange(&errs, "min_available", *k.MinAvailable, 0, rc.MaxReplicas)
 	}
-	for name, n := range map[string]*int{"min_available": k.MinAvailable, "revision_history": k.RevisionHistory} {
-		if n != nil && *n < 0 {
-			errs.Add(name, *n, "0 or more")
-		}
+	if k.RevisionHistory != nil {
+		rc.CheckRange(&errs, "revision_history", *k.RevisionHistory, 0, MaxRevisionHistory)
 	}
-	for name, d := range map[string]*field.Duration{"stage_timeout": k.StageTimeout, "delay": k.Delay, "auto_promote": k.AutoPromote, "keep_old": k.KeepOld} {
-		if d != nil && *d < 0 {
-			errs.Add(name, field.Text(time.Duration(*d).String()), `a length of time that is not negative, such as "30s"`)
-		}
+	for _, d := range []struct {
+		name string
+		wait *field.Duration
+	}{{"stage_timeout", k.StageTimeout}, {"delay", k.Delay}, {"auto_promote", k.AutoPromote}, {"keep_old", k.KeepOld}} {
+		field.CheckWait(&errs, d.name, d.wait)
 	}
-	if k.Canary != nil && k.Canary.Pods < 1 {
-		errs.Add("canary.pods", k.Canary.Pods, "1 or more")
+	if k.Canary != nil {
+		rc.CheckRange(&errs, "canary.pods", k.Canary.Pods, 1, rc.MaxReplicas)
 	}
 	k.Gates.validate(&errs)
 	return errs
@@ -212,11 +235,12 @@ func (g *Gates) validate(errs *field.Errors) {
 			if !strings.HasPrefix(h.URL, "http://") && !strings.HasPrefix(h.URL, "https://") {
 				errs.Add(path+".url", h.URL, "an address that begins with http:// or https://")
 			}
-			if h.Timeout != nil && *h.Timeout <= 0 {
+			field.CheckWait(errs, path+".timeout", h.Timeout)
+			if h.Timeout != nil && *h.Timeout == 0 {
 				errs.Add(path+".timeout", field.Text(time.Duration(*h.Timeout).String()), `a length of time, more than zero, such as "10s"`)
 			}
-			if h.Retries != nil && *h.Retries < 0 {
-				errs.Add(path+".retries", *h.Retries, "0 or more")
+			if h.Retries != nil {
+				rc.CheckRange(errs, path+".retries", *h.Retries, 0, MaxGateRetries)
 			}
 		}
 	}

@@ -1,12 +1,9 @@
 package rollout
 
 import (
-	"errors"
-	"fmt"
 	"slices"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -167,51 +164,3 @@ func (r *Record) goesBack() bool {
 func (r *Record) Total() int { return total(r.Groups) }
 
 func total(groups []rc.ReplicaGroup) int { return (&rc.RC{ReplicaGroups: groups}).Desired() }
-
-// Check reports why a stored record cannot be acted on. Unknown fields are fine: a newer version may have written it.
-func (r *Record) Check() error {
-	switch {
-	case r.ID == "" || r.Service == "":
-		return errors.New("the rollout has no id or no service")
-	case StrategyFor(r.Strategy) == nil:
-		return fmt.Errorf("the rollout has the strategy %q; allowed: %s", r.Strategy, field.Few(StrategyNames(), 10, ", "))
-	case !slices.Contains([]State{Progressing, Paused, WaitingForPromote, RollingBack, Failed, Done, Aborted}, r.State):
-		return fmt.Errorf("the rollout has the state %q", r.State)
-	case r.State == Paused && r.Resume != Progressing && r.Resume != RollingBack:
-		return fmt.Errorf("the rollout is paused and would go back to the state %q", r.Resume)
-	case len(r.Revisions) == 0:
-		return errors.New("the rollout has no revision")
-	case len(r.Groups) == 0:
-		return errors.New("the rollout has no replica group")
-	case phases[r.Phase] == nil:
-		return fmt.Errorf("the rollout has the phase %q", r.Phase)
-	case r.Strategy == InPlaceStrategy && len(r.Revisions) != 1:
-		return errors.New("a rollout in place has one revision")
-	}
-	if err := (&rc.RC{ID: r.ID, ManifestDigest: "-", ReplicaGroups: r.Groups}).Check(); err != nil {
-		return fmt.Errorf("groups of the rollout: %w", err)
-	}
-	return r.checkRevisions()
-}
-
-func (r *Record) checkRevisions() error {
-	up, seen := 0, map[string]bool{}
-	for _, v := range r.Revisions {
-		switch {
-		case v.RC == "" || v.Name == "" || v.Rev < 1 || v.Manifest == "" || seen[v.RC]:
-			return fmt.Errorf("the rollout has an incomplete or repeated revision %q", v.RC)
-		case v.Direction != Up && v.Direction != Down && v.Direction != Stay:
-			return fmt.Errorf("the rollout has the direction %q for %s", v.Direction, v.Name)
-		case v.Target != nil && *v.Target < 0 || v.Percent != nil && (*v.Percent < 0 || *v.Percent > 100):
-			return fmt.Errorf("the rollout has a target below 0, or a percentage beyond 0 to 100, for %s", v.Name)
-		}
-		if v.Direction == Up {
-			up++
-		}
-		seen[v.RC] = true
-	}
-	if up != 1 {
-		return fmt.Errorf("%d revisions of the rollout go up; exactly one has to", up)
-	}
-	return nil
-}

@@ -2,6 +2,7 @@ package rollout_test
 
 import (
 	"encoding/json"
+	"math"
 	"os"
 	"strings"
 	"testing"
@@ -46,7 +47,7 @@ func fullRecord() rollout.Record {
 		},
 		Stage: 2, Stages: 5, Phase: rollout.BeforeStage, StartedAt: t0, StageSince: t0, ProgressAt: t0, Progress: 3, WaitingSince: &t0, BlockedReason: "the breaker is tripped",
 		Gate: &rollout.Gate{Index: 1, Tries: 2, NextAt: &t0, Error: "503"}, SkipGates: true, PreDeploy: &rollout.PreDeploy{RC: "p", Name: "web-pre", Until: t0}, Promoted: true,
-		Before: &rc.RC{ID: "a"}, Request: &rollout.Request{Verb: rollout.PauseVerb, By: "ann", At: t0},
+		Before: &rc.RC{ID: "a", ManifestDigest: "d1", ReplicaGroups: groupsOf(5)}, Request: &rollout.Request{Verb: rollout.PauseVerb, By: "ann", At: t0},
 		Failures: []rollout.Failure{{RC: "b", PodFailure: rc.PodFailure{Pod: "main.0", Node: "n1", Reason: "exit 1", Hopeless: true}}},
 	}
 }
@@ -87,6 +88,7 @@ func TestCheckRecord(t *testing.T) {
 		"state":      {func(r *rollout.Record) { r.State = "x" }, `state "x"`},
 		"resume":     {func(r *rollout.Record) { r.Resume = "" }, "would go back"},
 		"phase":      {func(r *rollout.Record) { r.Phase = "x" }, `phase "x"`},
+		"waits":      {func(r *rollout.Record) { r.State = rollout.WaitingForPromote }, `waits for promote in the phase "before-stage"`},
 		"revisions":  {func(r *rollout.Record) { r.Revisions = nil }, "no revision"},
 		"groups":     {func(r *rollout.Record) { r.Groups = nil }, "no replica group"},
 		"group":      {func(r *rollout.Record) { r.Groups = groupsOf(-1) }, "groups of the rollout"},
@@ -100,6 +102,22 @@ func TestCheckRecord(t *testing.T) {
 		"target":     {func(r *rollout.Record) { r.Revisions[0].Target = ptr(-1) }, "target below 0"},
 		"percent":    {func(r *rollout.Record) { r.Revisions[0].Percent = ptr(101) }, "percentage"},
 		"percentage": {func(r *rollout.Record) { r.Revisions[0].Percent = ptr(-1) }, "percentage"},
+		"no target":  {func(r *rollout.Record) { r.Phase, r.Revisions[0].Target = rollout.Moving, nil }, `no target for web-r1, and is in the phase "moving"`},
+		"far target": {func(r *rollout.Record) { r.Revisions[0].Target = ptr(math.MaxInt) }, "target: 9223372036854775807"},
+		"far min":    {func(r *rollout.Record) { r.Revisions[0].Min = ptr(math.MaxInt) }, "min: 9223372036854775807"},
+		"bounds":     {func(r *rollout.Record) { r.Revisions[0].Bounds.Max = ptr(-1) }, "bounds.max: -1"},
+		"no before":  {func(r *rollout.Record) { r.Revisions[0].Before = nil }, "does not say what web-r1 had"},
+		"no count":   {func(r *rollout.Record) { r.Revisions[0].Before[0].Count = nil }, `no count for role "main"`},
+		"counts":     {func(r *rollout.Record) { r.Groups = groupsOf(rc.MaxReplicas, 1) }, "10001 replicas in all"},
+		"before":     {func(r *rollout.Record) { r.Before.ReplicaGroups[0].Count = nil }, "the controller before the rollout"},
+		"surge":      {func(r *rollout.Record) { r.Update.Surge = math.MaxInt }, "update.surge: 9223372036854775807"},
+		"step":       {func(r *rollout.Record) { r.Update.Step = math.MaxInt }, "update.step"},
+		"canary":     {func(r *rollout.Record) { r.Update.CanaryPods = math.MaxInt }, "update.canary_pods"},
+		"delay":      {func(r *rollout.Record) { r.Update.Delay = math.MaxInt64 }, "update.delay"},
+		"knobs":      {func(r *rollout.Record) { r.Knobs.MaxSurge.N = math.MaxInt }, "knobs.max_surge"},
+		"gate":       {func(r *rollout.Record) { r.Gate.Index = -1 }, "gate.index: -1"},
+		"stage":      {func(r *rollout.Record) { r.Stage = -1 }, "stage: -1"},
+		"rev number": {func(r *rollout.Record) { r.Revisions[0].Rev = math.MaxInt64 }, "incomplete"},
 		"two up":     {func(r *rollout.Record) { r.Revisions[0].Direction = rollout.Up }, "2 revisions"},
 		"none up":    {func(r *rollout.Record) { r.Revisions[1].Direction = rollout.Down }, "0 revisions"},
 	} {
@@ -115,7 +133,13 @@ func TestCheckRecord(t *testing.T) {
 		"back":     func(r *rollout.Record) { r.Resume = rollout.RollingBack },
 		"moves":    func(r *rollout.Record) { r.State, r.Resume = rollout.Progressing, "" },
 		"in place": func(r *rollout.Record) { r.Strategy, r.Revisions = "in-place", r.Revisions[1:] },
-		"stays":    func(r *rollout.Record) { r.Revisions[0].Direction = rollout.Stay },
+		"turned": func(r *rollout.Record) {
+			r.Phase, r.Revisions[0].Target, r.Revisions[1].Target = rollout.Planning, nil, nil
+		},
+		"stays on": func(r *rollout.Record) {
+			r.Phase, r.Revisions[0].Target, r.Revisions[0].Direction = rollout.Moving, nil, rollout.Stay
+		},
+		"stays": func(r *rollout.Record) { r.Revisions[0].Direction = rollout.Stay },
 	} {
 		rec := fullRecord()
 		fine(&rec)

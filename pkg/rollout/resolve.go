@@ -44,7 +44,7 @@ func (k *Knobs) resolveRoom(u *Update, kind string, n, old int) {
 	stops := k.StopsFirst() || kind == InPlaceStrategy
 	switch {
 	case kind == BlueGreenStrategy:
-		u.Surge = max(n, old)
+		u.Surge = min(max(n, old), maxSurge)
 	case k.MaxSurge != nil:
 		u.Surge = k.MaxSurge.upTo(n)
 	case !stops:

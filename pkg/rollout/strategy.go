@@ -238,17 +238,17 @@ func (w *Work) final() bool {
 
 // Reverse implements Strategy. The revision to go back to is the newest that was not abandoned; revisions that stayed do not move.
 func (rolling) Reverse(w *Work) bool {
-	base := -1
-	for i := range w.Record.Revisions {
-		if v := &w.Record.Revisions[i]; v.Direction == Down && !v.Abandoned && total(v.Before) > 0 {
-			base = i
+	var base *Member // one whose controller is gone cannot come back
+	for _, m := range w.Members {
+		if m.Direction == Down && !m.Abandoned && total(m.Before) > 0 {
+			base = m
 		}
 	}
-	if base < 0 || w.Upward() == nil {
+	if base == nil || w.Upward() == nil {
 		return false
 	}
 	w.Upward().Abandoned, w.Upward().Direction = true, Down
-	w.Record.Revisions[base].Direction = Up
+	base.Direction = Up
 	for _, m := range w.Members {
 		m.Target, m.Bounds = nil, nil
 		if m.Direction == Down {

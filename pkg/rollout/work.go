@@ -98,7 +98,7 @@ func (m *Member) living() int {
 	if m.raw == nil {
 		return m.desired()
 	}
-	return max(0, m.raw.Placed-m.raw.Lost) + max(0, m.raw.Stopping-m.raw.StoppingLost) + m.raw.Ghosts
+	return min(max(0, m.raw.Placed-m.raw.Lost)+max(0, m.raw.Stopping-m.raw.StoppingLost)+m.raw.Ghosts, rc.MaxPods)
 }
 
 // placed returns how many pods of a revision are meant to run, on machines that are not lost.

@@ -103,7 +103,7 @@ func (d DropsBy) Since(before DropsBy) (drops int64, known bool) {
 		if !there || !known {
 			return 0, false
 		}
-		drops += n
+		drops = min(drops+n, maxDrops)
 	}
 	return drops, true
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // Drops tells how many copies of a controller's pods have stopped counting as available, as its nodes say (ADR 11).
@@ -45,7 +46,7 @@ func (d Drops) Since(before Drops) (drops int64, known bool) {
 		if was < 0 || now.Drops < was {
 			return 0, false
 		}
-		drops += now.Drops - was
+		drops = min(drops+now.Drops-was, maxDrops)
 	}
 	return drops, true
 }
@@ -62,9 +63,12 @@ func (s *db) dropsOf(rcID string, found map[string]consul.Pair, below []consul.P
 	return d
 }
 
+// maxDrops is more than a node can have counted: a counter beyond it cannot be read, and its node makes it anew with the next drop.
+const maxDrops = rc.MaxGeneration
+
 func dropCountOf(p consul.Pair) DropCount {
 	n, err := strconv.ParseInt(string(p.Value), 10, 64)
-	if err != nil {
+	if err != nil || n > maxDrops {
 		n = -1
 	}
 	return DropCount{Created: p.CreateIndex, Drops: n}
@@ -104,7 +108,7 @@ func (t *NodeSession) dropOps(ctx context.Context, writes []RealityWrite) ([]con
 			ops = append(ops, consul.DeleteCAS(key, index))
 			c.drops, index = 0, 0
 		}
-		c.drops += n
+		c.drops = min(c.drops+n, maxDrops)
 		counters[id] = c
 		ops = append(ops, consul.Set(t.keys.Drops.Key(id), []byte(NewID())), consul.CAS(key, strconv.AppendInt(nil, c.drops, 10), index))
 	}

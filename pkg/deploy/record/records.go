@@ -35,7 +35,15 @@ func (d *Deployed) Check() error {
 	case d.Spec.Pod == nil || len(d.Spec.Groups()) == 0 && d.Spec.Mode != rc.EachNode:
 		return errors.New("the record has no document")
 	}
-	return nil
+	return checkStored(d.Revision, &d.Spec)
+}
+
+// checkStored reports numbers of a stored document that no document may have.
+func checkStored(revision int64, s *ServiceSpec) error {
+	var errs field.Errors
+	rc.CheckRange(&errs, "revision", revision, 1, rc.MaxGeneration)
+	errs.Nest("spec", s.validateLimits())
+	return errs.Err()
 }
 
 // Entry is the record at deployments/<service>/history/<rev>: what was deployed, and what came of it.
@@ -89,7 +97,7 @@ func (e *Entry) Check() error {
 	if e.Service == "" || e.Revision < 1 || e.Spec.Pod == nil {
 		return errors.New("the record names no service, no revision, or has no document")
 	}
-	return nil
+	return checkStored(e.Revision, &e.Spec)
 }
 
 // Controller is one of a service's revisions as it was read.

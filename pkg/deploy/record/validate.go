@@ -48,6 +48,13 @@ func (s *ServiceSpec) Validate() field.Errors {
 	return errs
 }
 
+// validateLimits records what must hold of a stored document, too.
+func (s *ServiceSpec) validateLimits() field.Errors {
+	errs := s.RCSpec(s.Name).Limits()
+	errs.Nest("update", s.Update.Validate())
+	return errs
+}
+
 // validateMode refuses what cannot be where pods are one on each node.
 func (s *ServiceSpec) validateMode(errs *field.Errors) {
 	if knobs := s.Knobs(); rc.HasOrdered(s.ReplicaGroups) && knobs.Kind() != rollout.InPlaceStrategy {

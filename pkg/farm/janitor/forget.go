@@ -46,7 +46,7 @@ func (f *Fleet) Deaths(before map[string]store.Death) map[string]store.Death {
 		switch was, known := before[name]; {
 		case v.Alive:
 		case known && was.Index == v.FreeIndex:
-			was.SeenMS += f.Passed.Milliseconds()
+			was.SeenMS = min(was.SeenMS+f.Passed.Milliseconds(), store.MaxSeenMS)
 			noted[name] = was
 		default:
 			fresh = append(fresh, name)

@@ -1,0 +1,117 @@
+package rc
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Limits on records that no document names. Those of documents are beside Spec.
+const (
+	// MaxPods is more than any controller has: replicas, surge, copies that stop, and pods that were found.
+	MaxPods = 100 * MaxReplicas
+	// MaxGeneration is the highest generation, and number of a revision, that is believed: what follows from it still fits.
+	MaxGeneration = pod.MaxReported
+)
+
+// Check reports why a stored record cannot be acted on: it lacks something, or a number is beyond what its document allows. Unknown fields are
+// fine: a newer version may have written it.
+func (r *RC) Check() error {
+	switch {
+	case r.ID == "":
+		return errors.New("the record has no id")
+	case r.ManifestDigest == "":
+		return errors.New("the record names no manifest")
+	case r.Mode != "" && r.Mode != Replicas && r.Mode != EachNode:
+		return fmt.Errorf("the record has the mode %q", r.Mode)
+	case len(r.ReplicaGroups) == 0 && !r.EachNode():
+		return errors.New("the record has no replica group")
+	}
+	if _, err := r.Selector(); err != nil {
+		return err
+	}
+	if err := CheckGroups(r.ReplicaGroups); err != nil {
+		return err
+	}
+	var errs field.Errors
+	SpecOf(r, nil).validateLimits(&errs)
+	r.checkCounters(&errs)
+	return errs.Err()
+}
+
+// Limits reports what in a document is beyond what a record may have.
+func (s *Spec) Limits() field.Errors {
+	var errs field.Errors
+	validateCounts(&errs, s.ReplicaGroups)
+	s.validateLimits(&errs)
+	return errs
+}
+
+// CheckGroups reports why the counts of stored replica groups cannot be acted on.
+func CheckGroups(groups []ReplicaGroup) error {
+	seen := map[string]bool{}
+	for _, g := range groups {
+		switch {
+		case g.Role == "" || seen[g.Role]:
+			return fmt.Errorf("the record has an empty or repeated role %q", g.Role)
+		case g.Count == nil:
+			return fmt.Errorf("the record has no count for role %q", g.Role)
+		case *g.Count < 0:
+			return fmt.Errorf("the record has the count %d for role %q", *g.Count, g.Role)
+		}
+		seen[g.Role] = true
+	}
+	var errs field.Errors
+	validateCounts(&errs, groups)
+	return errs.Err()
+}
+
+// checkCounters records what only rcfarm counts, and cannot have counted so far.
+func (r *RC) checkCounters(errs *field.Errors) {
+	CheckRange(errs, "generation", r.Generation, 0, MaxGeneration)
+	CheckRange(errs, "toggled", r.Toggled, 0, MaxGeneration)
+	CheckRange(errs, "allow_mass_stop", r.AllowMassStop, 0, MaxGeneration)
+	if r.InPlace != nil {
+		CheckRange(errs, "in_place.limit", r.InPlace.Limit, 0, MaxReplicas)
+	}
+	if s := r.Service; s != nil {
+		CheckRange(errs, "service.revision", s.Revision, 0, MaxGeneration)
+		CheckRange(errs, "service.min", s.Min, 0, MaxReplicas)
+		CheckRange(errs, "service.max", s.Max, 0, MaxPods)
+		seen := map[string]bool{"": true, r.ID: true}
+		for i, id := range s.Companions {
+			if seen[id] || strings.Contains(id, "/") {
+				errs.Add(fmt.Sprintf("service.companions[%d]", i), id, "the id of another controller, once")
+			}
+			seen[id] = true
+		}
+	}
+}
+
+// CheckRange records a number of a record that is not within bounds.
+func CheckRange[N int | int64](errs *field.Errors, path string, n, least, most N) {
+	if n < least || n > most {
+		errs.Add(path, n, fmt.Sprintf("a whole number from %d to %d", least, most))
+	}
+}
+
+// Check reports why a stored status cannot be relied on.
+func (s *Status) Check() error {
+	var errs field.Errors
+	for path, n := range map[string]int{
+		"desired": s.Desired, "placed": s.Placed, "available": s.Available, "stopping": s.Stopping, "lost": s.Lost, "unmanaged": s.Unmanaged,
+		"ghosts": s.Ghosts, "stopping_lost": s.StoppingLost, "unmanaged_available": s.UnmanagedAvailable,
+		"updated": s.Updated, "updated_available": s.UpdatedAvailable, "standing_by": s.StandingBy,
+	} {
+		CheckRange(&errs, path, n, 0, MaxPods)
+	}
+	CheckRange(&errs, "observed_generation", s.ObservedGeneration, 0, MaxGeneration)
+	CheckRange(&errs, "mass_stop_used", s.MassStopUsed, 0, MaxGeneration)
+	if n := len(s.Failing); n > MaxFailing {
+		errs.Add("failing", field.Text(fmt.Sprintf("%d pods", n)), fmt.Sprintf("at most %d pods", MaxFailing))
+	}
+	return errs.Err()
+}

@@ -1,0 +1,148 @@
+package rollout
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// maxSurge bounds the surge of a rollout, so that what a service may have in all stays within rc.MaxPods.
+const maxSurge = rc.MaxPods - rc.MaxReplicas
+
+// Check reports why a stored record cannot be acted on. Decide relies on it: a record that passes makes it neither panic nor overflow. Unknown fields are fine: a
+// newer version may have written it.
+func (r *Record) Check() error {
+	switch {
+	case r.ID == "" || r.Service == "":
+		return errors.New("the rollout has no id or no service")
+	case StrategyFor(r.Strategy) == nil:
+		return fmt.Errorf("the rollout has the strategy %q; allowed: %s", r.Strategy, field.Few(StrategyNames(), 10, ", "))
+	case !slices.Contains([]State{Progressing, Paused, WaitingForPromote, RollingBack, Failed, Done, Aborted}, r.State):
+		return fmt.Errorf("the rollout has the state %q", r.State)
+	case r.State == Paused && r.Resume != Progressing && r.Resume != RollingBack:
+		return fmt.Errorf("the rollout is paused and would go back to the state %q", r.Resume)
+	case r.State == WaitingForPromote && r.Phase != Promoting:
+		return fmt.Errorf("the rollout waits for promote in the phase %q", r.Phase)
+	case len(r.Revisions) == 0:
+		return errors.New("the rollout has no revision")
+	case len(r.Groups) == 0:
+		return errors.New("the rollout has no replica group")
+	case phases[r.Phase] == nil:
+		return fmt.Errorf("the rollout has the phase %q", r.Phase)
+	case r.Strategy == InPlaceStrategy && len(r.Revisions) != 1:
+		return errors.New("a rollout in place has one revision")
+	case r.PreDeploy != nil && r.PreDeploy.RC == "":
+		return errors.New("the rollout names no controller that runs before it")
+	}
+	if err := rc.CheckGroups(r.Groups); err != nil {
+		return fmt.Errorf("groups of the rollout: %w", err)
+	}
+	if r.Before != nil {
+		if err := r.Before.Check(); err != nil {
+			return fmt.Errorf("the controller before the rollout: %w", err)
+		}
+	}
+	if err := r.checkRevisions(); err != nil {
+		return err
+	}
+	errs := r.Update.validate()
+	errs.Nest("knobs", r.Knobs.Validate())
+	rc.CheckRange(&errs, "stage", r.Stage, 0, rc.MaxPods)
+	rc.CheckRange(&errs, "stages", r.Stages, 0, rc.MaxPods)
+	rc.CheckRange(&errs, "progress", r.Progress, -rc.MaxPods, rc.MaxPods)
+	if g := r.Gate; g != nil {
+		rc.CheckRange(&errs, "gate.index", g.Index, 0, rc.MaxPods)
+		rc.CheckRange(&errs, "gate.tries", g.Tries, 0, MaxGateRetries+1)
+	}
+	return errs.Err()
+}
+
+// planned reports whether a stage is under way, so that each revision which moves has a target. A rollout that was turned round has none until its next
+// stage is planned.
+func (p Phase) planned() bool {
+	return p != PreDeploying && p != BeforeStage && p != Planning
+}
+
+func (r *Record) checkRevisions() error {
+	up, seen := 0, map[string]bool{}
+	for i := range r.Revisions {
+		v := &r.Revisions[i]
+		switch {
+		case v.RC == "" || v.Name == "" || v.Rev < 1 || v.Rev > rc.MaxGeneration || v.Manifest == "" || seen[v.RC]:
+			return fmt.Errorf("the rollout has an incomplete or repeated revision %q", v.RC)
+		case v.Direction != Up && v.Direction != Down && v.Direction != Stay:
+			return fmt.Errorf("the rollout has the direction %q for %s", v.Direction, v.Name)
+		case v.Target != nil && *v.Target < 0 || v.Percent != nil && (*v.Percent < 0 || *v.Percent > 100):
+			return fmt.Errorf("the rollout has a target below 0, or a percentage beyond 0 to 100, for %s", v.Name)
+		case v.Target == nil && v.Direction != Stay && r.Phase.planned():
+			return fmt.Errorf("the rollout has no target for %s, and is in the phase %q", v.Name, r.Phase)
+		case len(v.Before) == 0:
+			return fmt.Errorf("the rollout does not say what %s had before it", v.Name)
+		}
+		if err := rc.CheckGroups(v.Before); err != nil {
+			return fmt.Errorf("what %s had before the rollout: %w", v.Name, err)
+		}
+		most := rc.MaxPods // copies that stop count for those that go down
+		if r.Strategy == InPlaceStrategy {
+			most = rc.MaxReplicas
+		}
+		if err := v.checkBounds(most); err != nil {
+			return fmt.Errorf("revision %s of the rollout: %w", v.Name, err)
+		}
+		if v.Direction == Up {
+			up++
+		}
+		seen[v.RC] = true
+	}
+	if up != 1 {
+		return fmt.Errorf("%d revisions of the rollout go up; exactly one has to", up)
+	}
+	return nil
+}
+
+func (v *Revision) checkBounds(most int) error {
+	var errs field.Errors
+	check := func(path string, n *int) {
+		if n != nil {
+			rc.CheckRange(&errs, path, *n, 0, most)
+		}
+	}
+	check("target", v.Target)
+	check("min", v.Min)
+	check("max", v.Max)
+	if b := v.Bounds; b != nil {
+		check("bounds.min", b.Min)
+		check("bounds.max", b.Max)
+	}
+	return errs.Err()
+}
+
+// validate records numbers that no knobs give.
+func (u *Update) validate() field.Errors {
+	var errs field.Errors
+	rc.CheckRange(&errs, "ratio", u.Ratio, 0, 100)
+	for _, n := range []struct {
+		name    string
+		n, most int
+	}{
+		{"step", u.Step, rc.MaxReplicas},
+		{"surge", u.Surge, maxSurge},
+		{"unavailable", u.Unavailable, rc.MaxReplicas},
+		{"min", u.Min, rc.MaxReplicas},
+		{"first", u.First, rc.MaxReplicas},
+		{"canary_pods", u.CanaryPods, rc.MaxReplicas},
+	} {
+		rc.CheckRange(&errs, n.name, n.n, 0, n.most)
+	}
+	field.CheckWait(&errs, "stage_timeout", &u.StageTimeout)
+	field.CheckWait(&errs, "delay", &u.Delay)
+	field.CheckWait(&errs, "auto_promote", u.AutoPromote)
+	field.CheckWait(&errs, "keep_old", &u.KeepOld)
+	u.Gates.validate(&errs)
+	var at field.Errors
+	at.Nest("update", errs)
+	return at
+}

@@ -1,0 +1,67 @@
+package store
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// What is read of these kinds was written by a person or a restore as often as by a farm: each says why it cannot be acted on. Kinds of other packages have
+// their Check there. A breaker, an audit record, an incident and what the hold ended for have nothing but texts and times for people.
+
+// Check reports why a stored request cannot be carried out. Its kind may be one of a newer version: its owner answers that it does not know it.
+func (r *Request) Check() error {
+	var errs field.Errors
+	if r.ID == "" || strings.Contains(r.ID, "/") {
+		errs.Add("id", r.ID, "a ULID")
+	}
+	if r.RCID == "" || strings.Contains(r.RCID, "/") {
+		errs.Add("rc_id", r.RCID, "the id of a controller")
+	}
+	if r.Kind == "" {
+		errs.Missing("kind", field.Or(ForgetPod, SweepOrphan, RepairReservation))
+	}
+	errs.CheckName("node", r.Node)
+	if id := r.Pod; id.Index < 0 || id.RCID != "" && id.RCID != r.RCID {
+		errs.Add("pod", id.String(), "a pod of the controller that is asked, with an index of 0 or more")
+	}
+	return errs.Err()
+}
+
+// Check reports why a stored member record cannot be one of a farm.
+func (m *Member) Check() error {
+	var errs field.Errors
+	errs.CheckName("id", m.ID)
+	if len(m.RCSelector) > rc.MaxSelectorBytes {
+		errs.Add("rc_selector", field.Text(fmt.Sprintf("%d bytes", len(m.RCSelector))), fmt.Sprintf("at most %d bytes", rc.MaxSelectorBytes))
+	}
+	return errs.Err()
+}
+
+// Check reports why a stored note cannot be shown.
+func (h *Heard) Check() error {
+	var errs field.Errors
+	if s := h.EverySeconds; math.IsNaN(s) || s < 0 || s > (24*time.Hour).Seconds() {
+		errs.Add("every_seconds", s, "a number of seconds from 0 to a day")
+	}
+	if u := h.Untold; u != nil && (u.Count < len(u.Nodes) || u.Count > rc.MaxPods || len(u.Nodes) > MaxUntold) {
+		errs.Add("untold", field.Text(fmt.Sprintf("%d nodes, of which it names %d", u.Count, len(u.Nodes))), fmt.Sprintf("as many as it names or more; at most %d are named", MaxUntold))
+	}
+	return errs.Err()
+}
+
+// Check reports why a stored record of deaths cannot be counted on.
+func (g *Gone) Check() error {
+	var errs field.Errors
+	for name, d := range g.Nodes {
+		rc.CheckRange(&errs, "nodes."+name+".seen_ms", d.SeenMS, 0, MaxSeenMS)
+	}
+	return errs.Err()
+}
+
+// MaxSeenMS bounds for how long a node was seen gone, in milliseconds.
+const MaxSeenMS = int64(field.MaxWait / time.Millisecond)
