@@ -35,7 +35,7 @@ type ClusterWatches interface {
 	WatchSchema(ctx context.Context, onError func(error), deliver func(store.Seen[store.Schema]) error) error
 	WatchBreaker(ctx context.Context, onError func(error), deliver func(store.Seen[store.Breaker]) error) error
 	EnsureSchema(ctx context.Context) (store.Rec[store.Schema], error)
-	RenewEpoch(ctx context.Context, known string) error
+	RenewEpoch(ctx context.Context, known, witness string) error
 	RestoreBreaker(ctx context.Context) error
 }
 
@@ -197,13 +197,13 @@ func (w *cache) waitReady(ctx context.Context) error {
 
 // wentBack makes the whole cluster start over after the store went back in time (R1, R5).
 func (w *cache) wentBack(ctx context.Context) error {
-	return w.wentBackFrom(ctx, w.now().schema.Value.Epoch)
+	return w.wentBackFrom(ctx, w.now().schema.Value.Epoch, "")
 }
 
-// wentBackFrom is wentBack for a store that went back from a time with the given epoch.
-func (w *cache) wentBackFrom(ctx context.Context, epoch string) error {
+// wentBackFrom is wentBack for a store that went back from a time with the given epoch, as one node alone says, "" for none.
+func (w *cache) wentBackFrom(ctx context.Context, epoch, witness string) error {
 	w.log.Warn("the store went back in time; asking every node what it runs")
-	if err := w.store.RenewEpoch(ctx, epoch); err != nil {
+	if err := w.store.RenewEpoch(ctx, epoch, witness); err != nil {
 		return errors.Join(store.ErrWentBack, store.ErrUnanswered, err)
 	}
 	return store.ErrWentBack

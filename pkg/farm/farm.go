@@ -155,6 +155,7 @@ type Farm struct {
 	fatal       chan error // capacity 1: why the farm must start over
 	sweepNow    wait.Signal
 	moved       wait.Signal  // the members have changed
+	witness     wait.Signal  // a node says that the store went back in time
 	busy        atomic.Int64 // passes under way
 	resyncsLeft atomic.Int64 // resyncs of controllers that are claimed before the next sweep
 }
@@ -172,7 +173,7 @@ const unownedGrace = time.Second
 func NewFarm(cfg Config) *Farm {
 	cfg.setDefaults()
 	c := &core{cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID), queue: newQueue(cfg.Metrics), roster: newRoster()}
-	f := &Farm{core: c, speaker: newSpeaker(c), fatal: make(chan error, 1), sweepNow: wait.NewSignal(), moved: wait.NewSignal()}
+	f := &Farm{core: c, speaker: newSpeaker(c), fatal: make(chan error, 1), sweepNow: wait.NewSignal(), moved: wait.NewSignal(), witness: wait.NewSignal()}
 	f.resyncsLeft.Store(resyncsAtOnce)
 	f.cfg.Metrics.reset()
 	f.cache = newCache(&f.cfg, f.log, f.route)

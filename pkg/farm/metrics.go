@@ -25,7 +25,7 @@ type Metrics struct {
 	gateWaiting, gateBehind           prometheus.Gauge
 	leads                             prometheus.Gauge
 	election                          *prometheus.GaugeVec
-	corrupt, missing                  prometheus.Gauge
+	corrupt, missing, ignored         prometheus.Gauge
 	missingBy, alerts                 *prometheus.GaugeVec
 	passes, batches, changes, watches *prometheus.CounterVec
 	scheduler, spoiled                *prometheus.CounterVec
@@ -69,6 +69,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		synced:      f.Gauge("settled", "1 when every living node has said what it runs in this cluster, so that pods may be added."),
 		tripped:     f.Gauge("breaker_tripped", "1 while the mass-stop breaker is tripped or cannot be read: nothing is stopped."),
 		corrupt:     f.Gauge("corrupt_records", "Records seen that cannot be read."),
+		ignored:     f.Gauge("ignored_witnesses", "Nodes whose word that the store went back in time cannot be so, and is ignored."),
 		missing:     f.Gauge("missing_replicas", "Replicas of owned controllers that no node takes."),
 		missingBy: obs.Gauges(f, "missing_replicas_by_reason",
 			"Replicas of owned controllers that no node takes, counted once for each reason that keeps some node from taking them: their sum may be larger.", "reason", scheduler.AllReasons...),
@@ -110,7 +111,7 @@ func (m *Metrics) reset() {
 	clear(m.shortOf)
 	clear(m.active)
 	m.publish()
-	for _, g := range []prometheus.Gauge{m.owned, m.unclaimed, m.synced, m.queue.depth} {
+	for _, g := range []prometheus.Gauge{m.owned, m.unclaimed, m.synced, m.ignored, m.queue.depth} {
 		g.Set(0)
 	}
 }

@@ -122,7 +122,7 @@ func TestAnOrderedPodLostInMidUpgradeHasATime(t *testing.T) {
 			c.faultyFarm("f2", second, nil)
 			want := map[bool]string{true: "counts as stopped at", false: "manifest " + former[:8] + ", which it may run, cannot be read"}[readable]
 			c.awaits("db", want)
-			if err := c.store.FarmSession(&consul.Session{}, "f3").RenewEpoch(t.Context(), ""); err != nil {
+			if err := c.store.FarmSession(&consul.Session{}, "f3").RenewEpoch(t.Context(), "", ""); err != nil {
 				t.Fatal(err)
 			}
 			c.awaits("db", "a later version than the records know")

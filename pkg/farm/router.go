@@ -17,6 +17,7 @@ type (
 	nodesMoved   struct{ changed, orphaned map[string]bool }
 	membersMoved struct{}
 	epochMoved   struct{}
+	witnessFound struct{} // a node says that it saw the store go back in time
 	breakerMoved struct{}
 	// recordsMissing: something vanished that should be there.
 	recordsMissing struct{}
@@ -57,6 +58,8 @@ func (f *Farm) route(e event) {
 		}
 	case epochMoved: // nodes that have not said what they run have no room, and those that have may
 		f.kit.scarcity.with((*placement.Scarcity).Reset)
+	case witnessFound:
+		f.witness.Raise()
 	case breakerMoved:
 		f.enqueueOwned(func(*ReplicationController) bool { return true })
 	case recordsMissing:

@@ -3,10 +3,15 @@ package farm
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/store"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
@@ -14,10 +19,24 @@ import (
 // nodeSync is where the farm stands with the current cluster epoch (R1).
 type nodeSync struct {
 	mu      sync.Mutex
-	epoch   string    // that all living nodes are synced for; empty: none yet
-	reason  string    // why the nodes are not synced
-	current string    // that the reason is about
-	since   time.Time // by our own clock: when current was first seen
+	epoch   string            // that all living nodes are synced for; empty: none yet
+	reason  string            // why the nodes are not synced
+	current string            // that the reason is about
+	since   time.Time         // by our own clock: when current was first seen
+	ignored map[string]string // what was told of nodes whose word is ignored
+}
+
+// ignore notes whose word is ignored and why, and has tell called for each that was not told.
+func (s *nodeSync) ignore(now map[string]string, tell func(name, why string)) {
+	s.mu.Lock()
+	before := s.ignored
+	s.ignored = now
+	s.mu.Unlock()
+	for name, why := range now {
+		if before[name] != why {
+			tell(name, why)
+		}
+	}
 }
 
 // syncEvery is how often the nodes' answers to a new epoch are looked at, at first and at last: a node that never
@@ -42,6 +61,7 @@ func (f *Farm) syncNodes(ctx context.Context) error {
 	var gap time.Duration
 	told := ""   // why the controllers were last looked at
 	marked := "" // the epoch of which the store says that the hold has ended
+	heed := true // somebody saw the store go back, or may count as a witness later
 	for {
 		rec := f.cache.now().schema
 		schema := rec.Value
@@ -69,10 +89,15 @@ func (f *Farm) syncNodes(ctx context.Context) error {
 		if done && marked != schema.Epoch && f.markSynced(ctx, rec) {
 			marked = schema.Epoch
 		}
+		if done && heed {
+			_, heed = f.heed(ctx, schema, since) // nothing is held up again: only the epoch may be renewed
+		}
 		f.observe()
-		if err := wait.Pause(ctx, syncEvery); err != nil {
+		woken, err := wait.PauseUnless(ctx, f.witness, syncEvery)
+		if err != nil {
 			return err
 		}
+		heed = heed || woken
 	}
 }
 
@@ -93,12 +118,8 @@ func (f *Farm) notSynced(ctx context.Context, schema store.Schema, since time.Ti
 	if schema.Epoch == "" {
 		return "the cluster record is missing"
 	}
-	nodes, _ := f.cache.nodesAt()
-	for _, v := range nodes {
-		if v.Alive && v.WentBack >= schema.Epoch {
-			f.startOver(f.cache.wentBackFrom(ctx, v.WentBack))
-			return "node " + v.Name + " saw the store go back in time"
-		}
+	if reason, _ := f.heed(ctx, schema, since); reason != "" {
+		return reason
 	}
 	// Our own clock counts. The other one only tells an epoch that is old beyond doubt.
 	if wait := 2 * f.cfg.TTL; time.Since(since) < wait && time.Since(schema.CreatedAt) < wait+clockError {
@@ -125,6 +146,29 @@ func (f *Farm) notSynced(ctx context.Context, schema store.Schema, since time.Ti
 		f.log.WithField("nodes", without).Warn("operators let the farms go on without knowing what these nodes run")
 	}
 	return ""
+}
+
+// heed acts on what nodes say that saw the store go back in time. It returns why nothing may be added because of that, and whether some node says so still. A node's
+// word that cannot be so is told, and changes nothing.
+func (f *Farm) heed(ctx context.Context, schema store.Schema, since time.Time) (reason string, still bool) {
+	nodes, _ := f.cache.nodesAt()
+	w := store.WitnessesOf(schema, slices.Collect(maps.Values(nodes)), time.Now(), time.Since(since))
+	f.kit.nodeSync.ignore(w.Ignored, func(name, why string) {
+		f.log.WithField(obs.Node, name).WithField("why", why).Warn("what a node says of a store that went back in time is ignored")
+	})
+	f.cfg.Metrics.ignored.Set(float64(len(w.Ignored)))
+	switch {
+	case w.Renews():
+		names := field.Few(w.By, 3, ", ")
+		f.log.WithField("nodes", names).Warn("nodes saw the store go back in time")
+		f.startOver(f.cache.wentBackFrom(ctx, w.Epoch, w.Witness()))
+		return "node " + names + " saw the store go back in time", true
+	case w.Epoch != "":
+		return fmt.Sprintf("node %s alone says again that the store went back in time: waiting for another witness, or for %s (for one that is wrong: rcctl farm release-hold %s)",
+			w.By[0], store.SoleWitness, w.By[0]), true
+	default:
+		return "", len(w.Ignored) > 0
+	}
 }
 
 // silent returns which of the passing nodes have not said what they run, and apart those of them whose word operators do not

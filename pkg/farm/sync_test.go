@@ -132,7 +132,7 @@ func TestALateMarkIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	session := c.store.FarmSession(&consul.Session{}, "f1")
-	if err := session.RenewEpoch(t.Context(), schema.Value.Epoch); err != nil {
+	if err := session.RenewEpoch(t.Context(), schema.Value.Epoch, ""); err != nil {
 		t.Fatal(err)
 	}
 	if err := session.MarkSynced(t.Context(), schema); !errors.Is(err, store.ErrRefused) {

@@ -15,17 +15,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-func (w *cache) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node]) error {
+func (w *cache) nodesSeen(_ context.Context, shard int, s store.Seen[node.Node]) error {
 	w.emit(unreadableFound{fmt.Sprintf("nodes/%x", shard), s.Corrupt})
 	for _, err := range s.Corrupt {
 		w.log.WithError(err).Error("a node is left out")
 	}
 	records := make(map[string]*node.View, len(s.Recs))
+	witness := false
 	for _, rec := range s.Recs {
-		if known := w.now().schema.Value.Epoch; known != "" && rec.Session != "" && rec.Value.WentBack >= known {
-			w.log.WithField(obs.Node, rec.Value.Name).Warn("a node saw the store go back in time")
-			return w.wentBackFrom(ctx, rec.Value.WentBack)
-		}
+		witness = witness || rec.Session != "" && rec.Value.WentBack != ""
 		record := node.NewView(rec.Value, node.Ops{}, rec.Session != "")
 		if !record.Alive {
 			record.FreeIndex = rec.Index
@@ -33,6 +31,9 @@ func (w *cache) nodesSeen(ctx context.Context, shard int, s store.Seen[node.Node
 		records[rec.Value.Name] = record
 	}
 	w.change(func() { w.records[shard] = records })
+	if witness {
+		w.emit(witnessFound{})
+	}
 	if s.MarkerMissing {
 		w.emit(recordsMissing{})
 	}

@@ -35,6 +35,7 @@ var Known = Table{
 	{Name: "ports-in-use", Since: "0.2.0", What: "nodes say which ports something else than their pods has"},
 	{Name: "push", Since: "0.2.0", What: "preparer --intents push: farms tell nodes of their intents"},
 	{Name: "role-replicas", Since: "0.2.0", What: "processes are told how many replicas their role has"},
+	{Name: "witness", Since: "0.2.0", What: "the cluster's record says on which node's word alone its epoch began"},
 }
 
 // Newest returns the newest version that brought a feature.

@@ -28,7 +28,8 @@ The one that LEADS does what belongs to no rc; rcctl election show farm says mor
 HEARD is how long ago it wrote last; one that is silent has not written as it should: Consul may refuse its token.
 SELECTOR says which rcs it works on; without one it works on all. It EMULATES the newest version whose records it
 writes; where new features wait for older farms and nodes, that is said below, and rcctl farm gate says more. Below are
-also the nodes without a standing query (preparer --intents push) that a farm could not tell of their intents, and why.
+also the nodes without a standing query (preparer --intents push) that a farm could not tell of their intents, and why; and
+which nodes say that the store went back in time (regressed in their records), what farms did on that, and what they wait for.
 
 Examples:
   rcctl farms
@@ -91,6 +92,7 @@ func runFarms(c *cli.Context, std *stdio, s *conn) error {
 		}
 		err = errors.Join(err, gateErr)
 	}
+	err = errors.Join(err, noteWitnesses(c.Context, std, s, now))
 	if free > 0 {
 		fmt.Fprintf(std.err, "rcctl: %d of %d rcs have no owner; rcctl rc list shows which are Unclaimed\n", free, len(ids))
 	}
@@ -108,6 +110,38 @@ func (s *conn) farmLeader(ctx context.Context) (string, error) {
 	}
 	leader, _ := state.Leader()
 	return leader, nil
+}
+
+// noteWitnesses says which nodes say that the store went back in time, and what follows from that.
+func noteWitnesses(ctx context.Context, std *stdio, s *conn, now time.Time) error {
+	schema, err := s.Schema.Get(ctx, store.Default)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the cluster's record: %w", err)
+	}
+	nodes, _, err := s.Nodes.List(ctx, store.Default) // rcctl nodes tells of those that cannot be read
+	if err != nil {
+		return err
+	}
+	ops, _, err := s.NodeOps.List(ctx, store.Default)
+	if err != nil {
+		return err
+	}
+	said := map[string]node.Ops{}
+	for _, rec := range ops {
+		said[rec.Value.Name] = rec.Value
+	}
+	views := field.Each(nodes, func(rec store.Rec[node.Node]) *node.View {
+		return node.NewView(rec.Value, said[rec.Value.Name], rec.Session != "")
+	})
+	known := now.Sub(schema.Value.CreatedAt)
+	w := store.WitnessesOf(schema.Value, views, now, known)
+	for _, line := range inspect.WitnessLines(&schema.Value, &w, now) {
+		fmt.Fprintln(std.err, "rcctl: "+clean(line))
+	}
+	return nil
 }
 
 // noteUntold says which nodes a farm could not tell of their intents.
@@ -259,6 +293,8 @@ func waitsFor(c *cli.Context, s *conn, name, epoch string) (waits bool, why stri
 		return true, "", nil // it cannot even write its record
 	case err != nil:
 		return false, "", fmt.Errorf("read node %s: %w", name, err)
+	case rec.Value.WentBack >= epoch: // and farms may wait for another witness
+		return true, "", nil
 	case rec.Value.Epoch == epoch && complete && rec.Value.OrphansLeftOut == 0:
 		return false, "it has said what it runs", nil
 	}

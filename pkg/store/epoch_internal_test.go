@@ -12,7 +12,7 @@ import (
 // renewed renews the epoch, as after a restore, and returns the schema.
 func renewed(t *testing.T, farm *FarmSession) Schema {
 	t.Helper()
-	if err := farm.RenewEpoch(t.Context(), ""); err != nil {
+	if err := farm.RenewEpoch(t.Context(), "", ""); err != nil {
 		t.Fatal(err)
 	}
 	rec, err := farm.Schema.Get(t.Context(), Consistent)

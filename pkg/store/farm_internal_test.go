@@ -85,7 +85,7 @@ func TestOneFarmRenewsTheEpochAndLeavesAnAuditRecord(t *testing.T) {
 	var all sync.WaitGroup
 	for _, farm := range farms {
 		all.Go(func() {
-			if err := farm.RenewEpoch(t.Context(), before.Value.Epoch); err != nil {
+			if err := farm.RenewEpoch(t.Context(), before.Value.Epoch, ""); err != nil {
 				t.Error(err)
 			}
 		})
@@ -117,14 +117,14 @@ func TestAnUnknownEpochIsRenewed(t *testing.T) {
 		return rec.Value.Epoch
 	}
 	first := epoch()
-	if err := farm.RenewEpoch(t.Context(), ""); err != nil {
+	if err := farm.RenewEpoch(t.Context(), "", ""); err != nil {
 		t.Fatal(err)
 	}
 	second := epoch()
 	if second <= first {
 		t.Errorf("epoch %s after %s", second, first)
 	}
-	if err := farm.RenewEpoch(t.Context(), first); err != nil || epoch() != second {
+	if err := farm.RenewEpoch(t.Context(), first, ""); err != nil || epoch() != second {
 		t.Errorf("epoch %s after %s, %v; want it left alone", epoch(), second, err)
 	}
 }

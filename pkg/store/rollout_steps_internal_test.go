@@ -35,7 +35,7 @@ func rolloutOf(id string, revs ...rc.RC) rollout.Record {
 			d = rollout.Up
 		}
 		r.Revisions = append(r.Revisions, rollout.Revision{
-			RC: v.ID, Name: v.Name, Rev: v.Service.Revision, Manifest: v.ManifestDigest, Direction: d, Before: v.ReplicaGroups,
+			RC: v.ID, Name: v.Name, Rev: v.Service.Revision, Manifest: v.ManifestDigest, Direction: d, Before: v.ReplicaGroups, Target: new(int),
 		})
 	}
 	return r
@@ -194,7 +194,7 @@ func TestAStepIsRefused(t *testing.T) {
 		},
 		"the epoch is new": func(t *testing.T, farm *FarmSession, _ Fence, v *RolloutView) error {
 			t.Helper()
-			return farm.RenewEpoch(t.Context(), v.Schema.Value.Epoch)
+			return farm.RenewEpoch(t.Context(), v.Schema.Value.Epoch, "")
 		},
 		"the fence moved": func(t *testing.T, farm *FarmSession, f Fence, _ *RolloutView) error {
 			t.Helper()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/feature"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
@@ -25,6 +26,8 @@ type Schema struct {
 	CreatedAt     time.Time `json:"created_at"` // of the epoch
 	// WentBack: the epoch began because the store went back in time, so that nodes may have been told more than the records say (ADR 23).
 	WentBack bool `json:"went_back,omitempty" feature:"ordered"`
+	// Witness is the node on whose word alone the epoch began; empty: a farm saw the store go back, or several nodes did, or the epoch is the first (ADR 9).
+	Witness string `json:"witness,omitempty" feature:"witness"`
 }
 
 // Check refuses a format that this build does not know.
@@ -32,8 +35,14 @@ func (s *Schema) Check() error {
 	if s.FormatVersion != FormatVersion || s.Epoch == "" {
 		return fmt.Errorf("format version %d and epoch %q; this build knows version %d", s.FormatVersion, s.Epoch, FormatVersion)
 	}
+	if id, ok := epochID(s.Epoch); !ok || id.Time() > lastEpoch {
+		return fmt.Errorf("epoch %q is not valid; allowed: a ULID in lower case, not later than the year 9999", field.Cut(s.Epoch, maxShownEpoch))
+	}
 	return nil
 }
+
+// lastEpoch is the time of the latest epoch that is read, in milliseconds: the end of the last year that a record can tell.
+var lastEpoch = uint64(time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC).UnixMilli() - 1)
 
 // Breaker is the record at breaker.
 type Breaker struct {
@@ -44,19 +53,45 @@ type Breaker struct {
 }
 
 // newSchema returns a schema with an epoch above those given, whatever the clocks say: an older snapshot never holds a newer
-// epoch.
+// epoch. Above the last one that there can be, which only a person has written, it is one of now.
 func newSchema(above ...string) Schema {
 	s := Schema{FormatVersion: FormatVersion, Epoch: NewID(), CreatedAt: time.Now().UTC()}
 	for _, old := range above {
-		id, err := ulid.ParseStrict(strings.ToUpper(old))
-		if err != nil || s.Epoch > old {
+		if s.Epoch > old {
 			continue
 		}
-		if id.SetTime(id.Time()+1) == nil {
-			s.Epoch = strings.ToLower(id.String())
+		if next, ok := after(old); ok {
+			s.Epoch = next
 		}
 	}
 	return s
+}
+
+// after returns an epoch that is later than another one, and not later than the last that is read.
+func after(epoch string) (next string, ok bool) {
+	id, ok := epochID(epoch)
+	if !ok {
+		return "", false
+	}
+	if id.Time() < lastEpoch {
+		return strings.ToLower(withTime(id, id.Time()+1).String()), true
+	}
+	if id.Time() > lastEpoch {
+		return "", false
+	}
+	entropy := id.Entropy() // within the last millisecond
+	for i := len(entropy) - 1; i >= 0; i-- {
+		if entropy[i]++; entropy[i] != 0 {
+			_ = id.SetEntropy(entropy) // of the right length
+			return strings.ToLower(id.String()), true
+		}
+	}
+	return "", false
+}
+
+func withTime(id ulid.ULID, ms uint64) ulid.ULID {
+	_ = id.SetTime(ms) // below lastEpoch
+	return id
 }
 
 // EnsureSchema returns the schema record. When it is missing it is created, together with the gate, the breaker and the shared
@@ -134,7 +169,9 @@ type Duties struct{ *underLock }
 // RenewEpoch replaces the cluster epoch after the store went back in time. known is the epoch that the caller worked with
 // before; a newer one in the store means that somebody else was first, and is left alone. A caller that does not know, because it
 // has only begun to look, has the present one replaced: it may be from before.
-func (t *Duties) RenewEpoch(ctx context.Context, known string) error {
+//
+// witness is the node on whose word alone that is done, "" for none: the schema keeps it.
+func (t *Duties) RenewEpoch(ctx context.Context, known, witness string) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		rec, err := t.EnsureSchema(ctx)
 		if err != nil || known != "" && rec.Value.Epoch > known {
@@ -143,6 +180,12 @@ func (t *Duties) RenewEpoch(ctx context.Context, known string) error {
 		next := newSchema(known, rec.Value.Epoch)
 		next.WentBack = !t.guard.leavesOut(ctx, &Schema{WentBack: true})
 		line := fmt.Sprintf("schema.nonce: %s -> %s, as the store went back in time", rec.Value.Epoch, next.Epoch)
+		if witness != "" {
+			line += ", as node " + witness + " alone says"
+			if !t.guard.leavesOut(ctx, &Schema{Witness: witness}) {
+				next.Witness = witness
+			}
+		}
 		_, err = t.c.Commit(ctx, []consul.Op{
 			cas(t.keys.Schema.Key(), next, rec.Index), t.audit(NewAudit(t.farmID, "renew-nonce", "", []string{line})),
 		})

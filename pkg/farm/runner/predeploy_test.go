@@ -188,7 +188,7 @@ func TestPreDeployInAnotherWorld(t *testing.T) {
 	w.runs(f, w.addr, nil)
 	w.deploy(2, 3, withPreDeploy)
 	w.onceStarted()
-	if err := w.FarmSession(&consul.Session{}, "x").RenewEpoch(t.Context(), ""); err != nil {
+	if err := w.FarmSession(&consul.Session{}, "x").RenewEpoch(t.Context(), "", ""); err != nil {
 		t.Fatal(err)
 	}
 	schema, err := w.Schema.Get(t.Context(), store.Default)

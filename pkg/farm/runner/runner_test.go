@@ -358,7 +358,7 @@ func TestANewEpoch(t *testing.T) {
 	w.deploy(2, 3, nil)
 	f := &farm{id: "f"}
 	w.runs(f, w.addr, nil)
-	if err := w.FarmSession(&consul.Session{}, "x").RenewEpoch(t.Context(), ""); err != nil {
+	if err := w.FarmSession(&consul.Session{}, "x").RenewEpoch(t.Context(), "", ""); err != nil {
 		t.Fatal(err)
 	}
 	consultest.Eventually(t, soon, func() error {
