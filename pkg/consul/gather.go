@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"sync"
+
+	"github.com/rcfarm/rcfarm/pkg/internal/contain"
 )
 
 // gatherer carries out calls of many callers in groups: each at once while few groups are under way, and otherwise together
@@ -104,7 +106,10 @@ func (g *gatherer[T]) lead(ctx context.Context, gr *group[T], left bool) {
 	for i, c := range gr.calls {
 		items[i] = c.item
 	}
-	g.run(all, items)
+	func() {
+		defer contain.Fatal() // the other callers wait for it
+		g.run(all, items)
+	}()
 	for _, c := range gr.calls[1:] {
 		c.turn <- nil
 	}

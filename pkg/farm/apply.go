@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/internal/contain"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -70,7 +71,7 @@ func (ps *writer) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, e
 	group.SetLimit(inFlight)
 	for i, b := range batches[1:] {
 		group.Go(func() error {
-			errs[i] = ps.commitLeaving(ctx, b)
+			errs[i] = contain.Do(func() error { return ps.commitLeaving(ctx, b) })
 			return nil
 		})
 	}
@@ -81,7 +82,7 @@ func (ps *writer) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, e
 		}
 	}
 	for _, e := range errs {
-		if errors.Is(e, store.ErrUnknown) {
+		if errors.Is(e, store.ErrUnknown) || contain.Is(e) != nil {
 			return wrote, e
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/internal/contain"
 	"github.com/rcfarm/rcfarm/pkg/labels"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -41,9 +42,39 @@ func (f *core) newController(id string, fence store.Fence) *ReplicationControlle
 // look makes one pass over the controller. It returns when to look again even if nothing rings.
 func (c *ReplicationController) look(ctx context.Context) (again time.Duration, err error) {
 	ps := c.newPass()
-	again, err = ps.run(ctx)
+	err = contain.Do(func() (err error) {
+		again, err = ps.run(ctx)
+		return err
+	})
+	if panicked := contain.Is(err); panicked != nil {
+		ps.mem.unsure = true // what it was about to write may land
+		c.suffers(ctx, ps, panicked)
+	}
 	c.memory = ps.mem
 	return again, err
+}
+
+// suffers tells of a look that panicked: its stack in the log, once, and in the status that the controller cannot be worked on. Before that the fence moves.
+func (c *ReplicationController) suffers(ctx context.Context, ps *pass, panicked *contain.Panic) {
+	c.kit.metrics.panics.Inc()
+	if ps.mem.panicked != panicked.Error() {
+		ps.mem.panicked = panicked.Error()
+		c.log.WithError(panicked).WithField(obs.Stack, panicked.Stack).Error("a look at a controller panicked")
+	}
+	err := contain.Do(func() error {
+		if err := ps.bump(ctx); err != nil {
+			return err
+		}
+		head, err := c.kit.reads.ReadHead(ctx, c.ID, true)
+		if err != nil {
+			return err
+		}
+		return ps.writer.sayUnreadable(ctx, head, fmt.Errorf("it cannot be worked on: %w", panicked))
+	})
+	if err != nil && ctx.Err() == nil {
+		ps.mem.unsure = true
+		c.log.WithError(err).Warn("cannot say that a controller cannot be worked on")
+	}
 }
 
 func (c *ReplicationController) newPass() *pass {

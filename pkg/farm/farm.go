@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 	"github.com/rcfarm/rcfarm/pkg/farm/push"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/internal/contain"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scale"
@@ -245,7 +246,17 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		return
 	}
 	log := f.log.WithField(obs.RCID, id)
-	c, again, err := f.controller(ctx, id)
+	var c *ReplicationController
+	var again time.Duration
+	err := contain.Do(func() (err error) {
+		c, again, err = f.controller(ctx, id)
+		return err
+	})
+	if panicked := contain.Is(err); panicked != nil { // a claim reads, too: whatever it has got is claimed again, which moves the fence
+		c = nil
+		f.cfg.Metrics.panics.Inc()
+		log.WithField(obs.Stack, panicked.Stack).Error("a claim of a controller panicked")
+	}
 	if err == nil && c != nil && c.memory.takenOver() && f.queue.Len() > 0 {
 		// Whatever waits may lack an owner too: all are claimed before the first is worked on.
 		f.queue.Add(id)
@@ -301,7 +312,7 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		log.WithError(err).Warn("lost a controller")
 	case store.Denied(err):
 		log.WithError(err).Warn("the token may not write what a controller needs")
-	case store.IsCorrupt(err):
+	case contain.Is(err) != nil, store.IsCorrupt(err):
 		f.cfg.Metrics.unreadable("rc/"+id, 1)
 		log.WithError(err).Error("controller cannot be worked on")
 	case errors.Is(err, store.ErrRefused), errors.Is(err, store.ErrUnknown):

@@ -17,6 +17,7 @@ type memory struct {
 	unsure     bool // a write may linger: the fence must be bumped before anything is read
 	relied     bool // the last pass needed the minimum
 	last       evidence
+	panicked   string         // what the last look that panicked died of; it is told once
 	recordless bool           // there is no record: what it left behind is stopped, as somebody asked for
 	claimed    *store.Claimed // what came with the lock, until the first read uses it
 

@@ -29,7 +29,7 @@ type Metrics struct {
 	missingBy, alerts                 *prometheus.GaugeVec
 	passes, batches, changes, watches *prometheus.CounterVec
 	scheduler, spoiled                *prometheus.CounterVec
-	bumps, losses                     prometheus.Counter
+	bumps, losses, panics             prometheus.Counter
 	passTime                          prometheus.Histogram
 	queue                             queueMetrics
 	fleet                             fleetMetrics
@@ -84,6 +84,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			"Reads that were done again alone, and writes whose outcome became unknown, because the request that they shared with others failed.", "kind",
 			store.SpoiledReads, store.SpoiledWrites),
 		bumps:    f.Counter("fence_bumps_total", "Times that a lock's index was moved, to shut out writes whose outcome is unknown."),
+		panics:   f.Counter("panics_total", "Looks at a controller that panicked, which is a defect: the controller cannot be worked on, others go on."),
 		losses:   f.Counter("session_losses_total", "Sessions that ended while they were needed."),
 		passTime: f.Histogram("pass_duration_seconds", "How long a look at an owned controller took.", passBuckets),
 		queue:    newQueueMetrics(f),

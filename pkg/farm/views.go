@@ -127,15 +127,20 @@ func (w *cache) join(record *node.View) *node.View {
 // change makes a change of what is known, under the lock, and says which nodes have changed by it, and which controllers have orphans that
 // came or went.
 func (w *cache) change(what func()) {
-	w.mu.Lock()
-	what()
-	changed, orphaned := w.publish()
-	w.mu.Unlock()
+	changed, orphaned := w.changed(what)
 	w.emit(nodesMoved{changed, orphaned})
 	if len(changed) > 0 {
 		w.nodeDied.Raise()
 		w.orphansMoved.Raise()
 	}
+}
+
+// changed is change, before anybody is told.
+func (w *cache) changed(what func()) (changed, orphaned map[string]bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	what()
+	return w.publish()
 }
 
 // The pace at which failed agents are asked for while a node has no preparer: often at first, rarely when nothing changes.

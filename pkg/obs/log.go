@@ -38,6 +38,7 @@ const (
 	PID         = "pid"
 	Address     = "address"
 	Incident    = "incident"
+	Stack       = "stack"
 	Condition   = "condition"
 )
 

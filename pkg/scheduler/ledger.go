@@ -137,36 +137,43 @@ func (l *Ledger) Take(ctx context.Context, from *Pool, pods int, wait bool) (som
 	n, enough := max(MinCandidates, perPod*pods), min(pods, max(MinCandidates, from.Preferred.Left()/enoughPart))
 	var timeout <-chan time.Time
 	for {
-		l.mu.Lock()
-		most := n
-		if n < from.Preferred.Left() {
-			most = min(n, max(enough, (from.Preferred.Left()-len(l.busy))/freePart))
+		some, fallback, freed := l.tryTake(from, n, enough, wait)
+		if freed == nil {
+			return some, fallback
 		}
-		free := l.free(&from.Preferred, most)
-		best := l.best(&from.Preferred, min(enough, MinCandidates))
-		if wait && (len(free) < enough && len(free) < from.Preferred.upTo(enough) || slices.ContainsFunc(best, l.isBusy)) {
-			if l.freed == nil {
-				l.freed = make(chan struct{})
-			}
-			freed := l.freed
-			l.mu.Unlock()
-			if timeout == nil {
-				timer := time.NewTimer(nodesWait)
-				defer timer.Stop()
-				timeout = timer.C
-			}
-			select {
-			case <-freed:
-			case <-timeout:
-				wait = false
-			case <-ctx.Done():
-				wait = false
-			}
-			continue
+		if timeout == nil {
+			timer := time.NewTimer(nodesWait)
+			defer timer.Stop()
+			timeout = timer.C
 		}
-		defer l.mu.Unlock()
-		return l.takeNow(from, append(best, besides(free, best)...), n, enough)
+		select {
+		case <-freed:
+		case <-timeout:
+			wait = false
+		case <-ctx.Done():
+			wait = false
+		}
 	}
+}
+
+// tryTake takes nodes now, or returns what is closed when some are given back, if the pass may wait and should.
+func (l *Ledger) tryTake(from *Pool, n, enough int, wait bool) (some, fallback []string, freed chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	most := n
+	if n < from.Preferred.Left() {
+		most = min(n, max(enough, (from.Preferred.Left()-len(l.busy))/freePart))
+	}
+	free := l.free(&from.Preferred, most)
+	best := l.best(&from.Preferred, min(enough, MinCandidates))
+	if wait && (len(free) < enough && len(free) < from.Preferred.upTo(enough) || slices.ContainsFunc(best, l.isBusy)) {
+		if l.freed == nil {
+			l.freed = make(chan struct{})
+		}
+		return nil, nil, l.freed
+	}
+	some, fallback = l.takeNow(from, append(best, besides(free, best)...), n, enough)
+	return some, fallback, nil
 }
 
 // free returns up to n of the nodes that nobody has. The caller holds the mutex.

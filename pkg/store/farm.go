@@ -12,6 +12,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/internal/contain"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -357,9 +358,11 @@ func (t *Passes) ReadDetails(ctx context.Context, w Wanted, consistent bool) (De
 	}
 	group, groupCtx := errgroup.WithContext(ctx)
 	if w.listsReservations() {
-		group.Go(func() (err error) {
-			d.Reservations, d.Unreadable, err = t.listTaken(groupCtx, w.Reservations, levelOf(consistent))
-			return err
+		group.Go(func() error {
+			return contain.Do(func() (err error) { // of a look: it is contained with it
+				d.Reservations, d.Unreadable, err = t.listTaken(groupCtx, w.Reservations, levelOf(consistent))
+				return err
+			})
 		})
 	} else {
 		r.Keys = append(r.Keys, t.keys.Reservations.Keys(w.Reservations)...)

@@ -67,7 +67,7 @@ func TestWitnesses(t *testing.T) {
 		known   time.Duration
 		want    Witnesses
 	}{
-		"nobody":                     {"", []*node.View{says("a", ""), dead, released, says("b", epochOf(now.Add(-2 * time.Hour)))}, 0, 0, Witnesses{}},
+		"nobody":                     {"", []*node.View{says("a", ""), dead, released, says("b", epochOf(now.Add(-2*time.Hour)))}, 0, 0, Witnesses{}},
 		"one":                        {"", []*node.View{says("a", present)}, 0, 0, Witnesses{Epoch: present, By: []string{"a"}}},
 		"another one before":         {"b", []*node.View{says("a", present)}, 0, 0, Witnesses{Epoch: present, By: []string{"a"}}},
 		"the same":                   {"a", []*node.View{says("a", present)}, 0, 20 * time.Minute, Witnesses{Epoch: present, By: []string{"a"}, Wait: 40 * time.Minute}},
@@ -75,8 +75,8 @@ func TestWitnesses(t *testing.T) {
 		"the same after an hour":     {"a", []*node.View{says("a", present)}, 0, time.Hour, Witnesses{Epoch: present, By: []string{"a"}}},
 		"the same and another":       {"a", []*node.View{says("b", later), says("a", present)}, 0, 0, Witnesses{Epoch: later, By: []string{"a", "b"}}},
 		"by a clock that is behind":  {"", []*node.View{says("a", present)}, -30 * 24 * time.Hour, 0, Witnesses{Epoch: present, By: []string{"a"}}},
-		"too far ahead":              {"", []*node.View{says("a", epochOf(now.Add(25 * time.Hour)))}, 0, 0, Witnesses{Ignored: map[string]string{"a": ""}}},
-		"too far, by a clock behind": {"", []*node.View{says("a", epochOf(now.Add(24 * time.Hour)))}, -24 * time.Hour, 0, Witnesses{Ignored: map[string]string{"a": ""}}},
+		"too far ahead":              {"", []*node.View{says("a", epochOf(now.Add(25*time.Hour)))}, 0, 0, Witnesses{Ignored: map[string]string{"a": ""}}},
+		"too far, by a clock behind": {"", []*node.View{says("a", epochOf(now.Add(24*time.Hour)))}, -24 * time.Hour, 0, Witnesses{Ignored: map[string]string{"a": ""}}},
 		"the last of all":            {"", []*node.View{says("a", "7"+strings.Repeat("z", 25)), says("b", present)}, 0, 0, Witnesses{Epoch: present, By: []string{"b"}, Ignored: map[string]string{"a": ""}}},
 		"none":                       {"", []*node.View{says("a", "zz")}, 0, 0, Witnesses{Ignored: map[string]string{"a": ""}}},
 	} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/rcfarm/rcfarm/pkg/internal/contain"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
@@ -85,7 +86,7 @@ func (r *Runner) ask(ctx context.Context, record *rollout.Record, c *carried, ca
 	go func() {
 		defer close(a.done)
 		defer a.cancel()
-		err := r.cfg.Ask(ctx, call.Hook.URL, call.Timeout, question)
+		err := contain.Do(func() error { return r.cfg.Ask(ctx, call.Hook.URL, call.Timeout, question) }) // what panics is no yes
 		if ctx.Err() != nil {
 			return // nobody waits for it any more
 		}

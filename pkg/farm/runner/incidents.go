@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
@@ -131,6 +132,8 @@ func incidentOf(service string, stored *store.Rec[store.RolloutIncident], rec *r
 		return before
 	case rec == nil || rec.ID != before.Rollout:
 		return nil
+	case strings.HasPrefix(rec.BlockedReason, cannotWork):
+		return before
 	case rec.State == rollout.Progressing || rec.State == rollout.WaitingForPromote:
 		return nil
 	default:

@@ -119,7 +119,7 @@ func (r *Runner) bump(ctx context.Context, c *carried) error {
 	if err != nil {
 		return err
 	}
-	c.fence, c.consistent = fence, true
+	c.fence, c.consistent, c.unsure = fence, true, false
 	return nil
 }
 

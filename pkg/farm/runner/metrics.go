@@ -16,6 +16,7 @@ type Metrics struct {
 	running             *prometheus.GaugeVec
 	steps, ended, gates *prometheus.CounterVec
 	stage               prometheus.Histogram
+	panics              prometheus.Counter
 
 	mu     sync.Mutex
 	states map[string]rollout.State // by service, of those that this farm carries out
@@ -44,6 +45,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		steps:   obs.Counters(m, "steps_total", "Writes of rollouts, by how Consul answered: committed, refused (read and decided again), unknown (the fence is bumped first), error.", "outcome", append(store.Failures, "committed")...),
 		ended:   obs.Counters(m, "ended_total", "Rollouts that this farm has ended.", "state", endStates...),
 		gates:   obs.Counters(m, "gate_calls_total", "Calls of gates, by what came of them.", "answer", gateAgreed, gateNo),
+		panics:  m.Counter("panics_total", "Looks at a rollout that panicked, which is a defect: the rollout cannot be worked on, others go on."),
 		stage:   m.Histogram("stage_duration_seconds", "How long a stage took, gates and delay included.", stageBuckets),
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
+	"github.com/rcfarm/rcfarm/pkg/internal/contain"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -119,6 +120,8 @@ type carried struct {
 	fence      store.Fence
 	ids        []string // controllers that it is about, as last read
 	consistent bool     // the next read must be
+	unsure     bool     // a write may linger: the fence is moved before anything is read
+	panicked   string   // what the last look that panicked died of; it is told once
 	gate       gate
 	judged     time.Time // the change of the members after which it was found to be this farm's; see handOver
 	looks      looks.Looks
@@ -281,7 +284,17 @@ func (r *Runner) handle(ctx context.Context, service string) {
 		return
 	}
 	log := r.log.WithField(obs.Service, service)
-	c, again, err := r.acquire(ctx, service)
+	var c *carried
+	var again time.Duration
+	err := contain.Do(func() (err error) {
+		c, again, err = r.acquire(ctx, service)
+		return err
+	})
+	if panicked := contain.Is(err); panicked != nil { // the lock, if it was taken, is taken again, which moves the fence
+		c = nil
+		r.cfg.Metrics.panics.Inc()
+		log.WithField(obs.Stack, panicked.Stack).Error("a claim of a rollout panicked")
+	}
 	if err == nil && c != nil {
 		if idle, left := r.idle(service, c); idle {
 			if left > 0 {
@@ -308,6 +321,9 @@ func (r *Runner) handle(ctx context.Context, service string) {
 		log.WithError(err).Warn("lost a rollout")
 	case store.Denied(err):
 		log.WithError(err).Warn("the token may not write what a rollout needs")
+	case contain.Is(err) != nil:
+		r.queue.AddAfter(service, retryMax) // and told: see suffers
+		return
 	case store.IsCorrupt(err):
 		log.WithError(err).Error("rollout cannot be worked on") // and told: see incidents.go
 		r.queue.AddAfter(service, retryMax)

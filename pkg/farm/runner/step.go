@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/internal/contain"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -22,7 +23,15 @@ const stepTries = 4
 // steps makes one step, and tries again at once where others wrote what it was decided from.
 func (r *Runner) steps(ctx context.Context, service string, c *carried) (again time.Duration, err error) {
 	for range stepTries {
-		again, err = r.step(ctx, service, c)
+		err = contain.Do(func() (err error) {
+			again, err = r.step(ctx, service, c)
+			return err
+		})
+		if panicked := contain.Is(err); panicked != nil {
+			c.unsure = true // what it was about to write may land
+			r.suffers(ctx, service, c, panicked)
+			break
+		}
 		if !errors.Is(err, store.ErrRefused) || ctx.Err() != nil || store.Denied(err) {
 			break
 		}
@@ -33,6 +42,11 @@ func (r *Runner) steps(ctx context.Context, service string, c *carried) (again t
 // step reads, decides and writes once.
 func (r *Runner) step(ctx context.Context, service string, c *carried) (again time.Duration, err error) {
 	c.looks.Begin()
+	if c.unsure {
+		if err := r.bump(ctx, c); err != nil {
+			return 0, err
+		}
+	}
 	v, err := r.cfg.Store.ReadRollout(ctx, service, c.ids, c.consistent)
 	if err != nil {
 		return 0, err
@@ -65,6 +79,43 @@ func (r *Runner) step(ctx context.Context, service string, c *carried) (again ti
 	c.looks.Ended(map[string]uint64{recordKey: index, bellKey: v.Bell}, false) // its own write among it: what a decision makes asks for no other look
 	c.looks.Again(d.Again)
 	return d.Again, nil
+}
+
+// cannotWork is how the reason begins why nothing moves that panics.
+const cannotWork = "it cannot be worked on: "
+
+// suffers tells of a look at a rollout that panicked: its stack in the log, once, and in the record and an incident that the rollout cannot be worked on. Before that
+// the fence moves. The next look that goes well takes the reason away.
+func (r *Runner) suffers(ctx context.Context, service string, c *carried, panicked *contain.Panic) {
+	r.cfg.Metrics.panics.Inc()
+	log := r.log.WithField(obs.Service, service)
+	if c.panicked != panicked.Error() {
+		c.panicked = panicked.Error()
+		log.WithError(panicked).WithField(obs.Stack, panicked.Stack).Error("a look at a rollout panicked")
+	}
+	reason := field.Cut(cannotWork+panicked.Error(), rc.MaxReason)
+	err := contain.Do(func() error {
+		if err := r.bump(ctx, c); err != nil {
+			return err
+		}
+		v, err := r.cfg.Store.ReadRollout(ctx, service, c.ids, true)
+		if err != nil || v.Rollout.Value.BlockedReason == reason {
+			return err
+		}
+		next := v.Rollout.Value
+		next.BlockedReason = reason
+		var before *store.RolloutIncident
+		if v.Incident.Index != 0 {
+			before = &v.Incident.Value
+		}
+		incident := newIncident(before, service, next.ID, reason, false, time.Now().UTC())
+		_, err = r.cfg.Store.CommitRollout(ctx, &store.RolloutStep{Fence: c.fence, View: &v, Record: &next, Incident: &incident})
+		return err
+	})
+	if err != nil && ctx.Err() == nil {
+		c.unsure = true
+		log.WithError(err).Warn("cannot say that a rollout cannot be worked on")
+	}
 }
 
 // afterFailure shuts a write out whose outcome is unknown, and finds out whether the lock is still this farm's, before anything is read.

@@ -242,6 +242,7 @@ func (w *world) running(count int) {
 
 // farm is a runner under a session of its own.
 type farm struct {
+	wrap     func(runner.Session) runner.Session // of its store; nil: as it is
 	id       string
 	selector string
 	told     *teller
@@ -341,8 +342,12 @@ func (w *world) runs(f *farm, addr string, members func() []store.Member) {
 	cfg := consul.SessionConfig{Kind: "farm", Name: f.id, TTL: ttl, Journal: &simnode.Journal{}}
 	f.stop = w.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
+			var session runner.Session = store.New(client, w.Keys()).FarmSession(s, f.id)
+			if f.wrap != nil {
+				session = f.wrap(session)
+			}
 			r := runner.New(runner.Config{
-				ID: f.id, Store: store.New(client, w.Keys()).FarmSession(s, f.id), Log: log, Members: members, Ask: webhook.Ask, Alerter: f.told,
+				ID: f.id, Store: session, Log: log, Members: members, Ask: webhook.Ask, Alerter: f.told,
 				WentBack: func(context.Context) error { return store.ErrWentBack }, Grace: 300 * time.Millisecond, Look: 300 * time.Millisecond, Unclaimed: time.Second,
 				StableAfter: 500 * time.Millisecond,
 			})
