@@ -113,7 +113,14 @@ func (s *db) change(ctx context.Context, what string, ops []consul.Op, manifests
 		return err
 	}
 	_, err = backoff.Retry(ctx, func() (struct{}, error) {
-		stored, keys, err := s.storeManifests(ctx, manifests)
+		store := s.storeManifests
+		if len(ops)+len(made)+2*len(manifests)+1 > consul.MaxTxnOps { // with the audit record
+			store = s.storeManifestsBefore
+		}
+		stored, keys, err := store(ctx, manifests)
+		if again(err) {
+			return struct{}{}, err
+		}
 		if err != nil {
 			return struct{}{}, permanent(err)
 		}
