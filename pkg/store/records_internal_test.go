@@ -33,7 +33,7 @@ func TestACopyUnderAnotherKeyIsCorrupt(t *testing.T) {
 		"intent":     {reading(&st.Intents, pod.Intent{Identity: id}), k.Intents.Key("n1", id.String()), []string{k.Intents.Key("n1", other.String()), k.Intents.Key("n1", foreign.String())}},
 		"node":       {reading(&st.Nodes, node.Node{Name: "n1"}), k.Nodes.Key("n1"), []string{k.Nodes.Key("n10")}},
 		"operators":  {reading(&st.NodeOps, node.Ops{Name: "n1"}), k.NodeOps.Key("n1"), []string{k.NodeOps.Key("n10")}},
-		"request":    {reading(&st.Requests, Request{ID: "u", RCID: "rc"}), k.Requests.Key("rc", "u"), []string{k.Requests.Key("rc2", "u"), k.Requests.Key("rc", "v")}},
+		"request":    {reading(&st.Requests, Request{ID: "u", RCID: "rc", Kind: RepairReservation, Node: "n"}), k.Requests.Key("rc", "u"), []string{k.Requests.Key("rc2", "u"), k.Requests.Key("rc", "v")}},
 	} {
 		if err := tt.read(tt.home); err != nil {
 			t.Errorf("%s under its own key: %v", name, err)
