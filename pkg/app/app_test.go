@@ -142,7 +142,7 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"address": {func() error { p := node; p.Address = "here"; return startNode(t, p) }, []string{"address", "here", "IP address"}},
 		"label":   {func() error { p := node; p.Labels = []string{"rack"}; return startNode(t, p) }, []string{"label", "rack", "key=value"}},
 		"value":   {func() error { p := node; p.Labels = []string{"rack=a b"}; return startNode(t, p) }, []string{"label.rack", "a b", "Kubernetes"}},
-		"slots":   {func() error { p := node; p.Slots = 0; return startNode(t, p) }, []string{"slots", "0", "1 or more"}},
+		"slots":   {func() error { p := node; p.Slots = 0; return startNode(t, p) }, []string{"slots", "0", "1 to 10000"}},
 		"ports":   {func() error { p := node; p.PortsMin, p.PortsMax = 5, 3; return startNode(t, p) }, []string{"port-max: 3", "--port-min, which is 5", "65535"}},
 		"lowest":  {func() error { p := node; p.PortsMin = 0; return startNode(t, p) }, []string{"port-min: 0", "1 to 65535", "--port-max"}},
 		"highest": {func() error { p := node; p.PortsMax = 65536; return startNode(t, p) }, []string{"port-max: 65536", "1 to 65535", "--port-min"}},

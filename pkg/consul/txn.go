@@ -30,7 +30,15 @@ const (
 // Op is one operation of a transaction.
 type Op struct {
 	kv   api.KVTxnOp
-	need any // for a guard
+	need any   // for a guard
+	bad  error // why it must not be sent
+}
+
+// Bad returns an operation on a key that is never sent, nor is its transaction: Commit returns the error.
+func Bad(key string, err error) Op {
+	o := Set(key, nil)
+	o.bad = err
+	return o
 }
 
 // writes reports whether the operation may change its key.
@@ -225,6 +233,9 @@ func check(ops []Op) (size int, err error) {
 		return 0, fmt.Errorf("%w: %d operations, allowed %d", ErrTooLarge, len(ops), MaxTxnOps)
 	}
 	for i := range ops {
+		if ops[i].bad != nil {
+			return 0, ops[i].bad
+		}
 		if ops[i].kv.Verb == api.KVCheckSession && ops[i].kv.Session == "" {
 			return 0, fmt.Errorf("%w: a fence without a session on %s", ErrLost, ops[i].kv.Key)
 		}

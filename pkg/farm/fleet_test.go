@@ -63,7 +63,7 @@ func TestTheLeaderCountsTheFleet(t *testing.T) {
 
 	id := pod.Identity{RCID: "lost", Role: "main"}
 	key := c.store.Keys().Intents.Key("n1", id.String())
-	c.put(key, mustJSON(t, pod.Intent{Identity: id, PodID: "lost", Digest: "d", State: pod.Running, Revision: 1}))
+	c.put(key, mustJSON(t, pod.Intent{Identity: id, PodID: "lost", Digest: strings.Repeat("d", 64), State: pod.Running, Revision: 1}))
 	fleetIs(t, first, `orphaned_records{kind="intent"} 1`)
 	told := func(prefix string) {
 		t.Helper()

@@ -47,7 +47,7 @@ func TestLeakedSharesAreReleased(t *testing.T) {
 		claims[id.String()] = node.NewClaim(id, map[string]int{"http": 9000 + i}, 100, 0)
 	}
 	for _, id := range told {
-		c.put(c.store.Keys().Intents.Key("n1", id.String()), mustJSON(t, pod.Intent{Identity: id, Digest: c.record("web").ManifestDigest, State: pod.Running, Revision: 5}))
+		c.put(c.store.Keys().Intents.Key("n1", id.String()), mustJSON(t, pod.Intent{Identity: id, PodID: "web", Digest: c.record("web").ManifestDigest, State: pod.Running, Revision: 5}))
 	}
 	c.claim("n1", claims)
 	want := []string{local.String(), "of/nobody.0", placed.String(), told[0].String(), told[1].String()}

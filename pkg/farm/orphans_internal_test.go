@@ -2,6 +2,7 @@ package farm
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -11,7 +12,13 @@ import (
 // What a record says of orphans, by itself and with the pages that were read.
 func TestOrphansOn(t *testing.T) {
 	t.Parallel()
-	orphans := func(n int) []pod.Orphan { return make([]pod.Orphan, n) }
+	orphans := func(n int) []pod.Orphan {
+		of := make([]pod.Orphan, n)
+		for i := range of {
+			of[i] = pod.Orphan{Identity: pod.Identity{RCID: "web", Role: "main", Index: i}, PodID: "web", Digest: strings.Repeat("d", 64)}
+		}
+		return of
+	}
 	pages := func(edition string, count int) *node.OrphanPages {
 		return &node.OrphanPages{Edition: edition, Count: count}
 	}
@@ -22,15 +29,15 @@ func TestOrphansOn(t *testing.T) {
 		known  bool
 	}{
 		"a preparer that has just begun":              {record: node.Node{}, known: true},
-		"has just begun again":                        {record: node.Node{}, read: &orphanList{"e1", orphans(2)}, want: 2, known: true},
+		"has just begun again":                        {record: node.Node{}, read: &orphanList{edition: "e1", orphans: orphans(2)}, want: 2, known: true},
 		"nothing runs without an intent":              {record: node.Node{Epoch: "n", OrphanPages: pages("", 0)}, known: true},
-		"no more":                                     {record: node.Node{Epoch: "n", OrphanPages: pages("", 0)}, read: &orphanList{"e1", orphans(2)}, known: true},
+		"no more":                                     {record: node.Node{Epoch: "n", OrphanPages: pages("", 0)}, read: &orphanList{edition: "e1", orphans: orphans(2)}, known: true},
 		"pages that were not read":                    {record: node.Node{Epoch: "n", OrphanPages: pages("e1", 1)}},
-		"pages that were read":                        {record: node.Node{Epoch: "n", OrphanPages: pages("e1", 1)}, read: &orphanList{"e1", orphans(2)}, want: 2, known: true},
-		"other pages than were read":                  {record: node.Node{Epoch: "n", OrphanPages: pages("e2", 1)}, read: &orphanList{"e1", orphans(2)}, want: 2},
+		"pages that were read":                        {record: node.Node{Epoch: "n", OrphanPages: pages("e1", 1)}, read: &orphanList{edition: "e1", orphans: orphans(2)}, want: 2, known: true},
+		"other pages than were read":                  {record: node.Node{Epoch: "n", OrphanPages: pages("e2", 1)}, read: &orphanList{edition: "e1", orphans: orphans(2)}, want: 2},
 		"of an older preparer":                        {record: node.Node{Epoch: "n", Orphans: orphans(3)}, want: 3, known: true},
 		"of an older preparer, and not all of them":   {record: node.Node{Epoch: "n", Orphans: orphans(3), OrphansLeftOut: 1}, want: 3},
-		"of an older preparer, after one with pages":  {record: node.Node{Epoch: "n", Orphans: orphans(3)}, read: &orphanList{"e1", orphans(2)}, want: 3, known: true},
+		"of an older preparer, after one with pages":  {record: node.Node{Epoch: "n", Orphans: orphans(3)}, read: &orphanList{edition: "e1", orphans: orphans(2)}, want: 3, known: true},
 		"of an older preparer, which has just begun":  {record: node.Node{Orphans: orphans(3)}, want: 3, known: true},
 		"nothing on an older one without its intents": {record: node.Node{Epoch: "n"}, known: true},
 	} {
@@ -60,7 +67,7 @@ func TestForgottenOrphans(t *testing.T) {
 	t.Parallel()
 	for name, record := range map[string]*node.Node{"no record": nil, "lists nothing": {Name: "n1", OrphanPages: &node.OrphanPages{}}} {
 		w := emptyCache()
-		w.listed["n1"] = orphanList{"e1", make([]pod.Orphan, 2)}
+		w.listed["n1"] = orphanList{edition: "e1", orphans: make([]pod.Orphan, 2)}
 		w.records[0] = map[string]*node.View{}
 		if record != nil {
 			w.records[0]["n1"] = &node.View{Node: *record, Alive: true}

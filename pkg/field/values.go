@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -59,8 +58,6 @@ const MaxName = 63
 // NamePattern is the form of a name, as a regular expression of Go and of ECMAScript.
 const NamePattern = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 
-var dnsLabel = regexp.MustCompile(NamePattern)
-
 // NameAllowed says in words what CheckName accepts.
 var NameAllowed = fmt.Sprintf("1 to %d lower-case letters, digits and '-', starting and ending with a letter or digit", MaxName)
 
@@ -69,7 +66,7 @@ func (es *Errors) CheckName(path, value string) {
 	switch {
 	case value == "":
 		es.Missing(path, NameAllowed)
-	case len(value) > MaxName || !dnsLabel.MatchString(value):
+	case !IsName(value):
 		es.Add(path, value, NameAllowed)
 	}
 }

@@ -61,7 +61,7 @@ var (
 func (p Pattern) ok(text string) bool { return len(text) <= MaxTextBytes && p.re.MatchString(text) }
 
 // IsDigest reports whether a text is a digest as artifacts and manifests have it.
-func IsDigest(text string) bool { return HexDigest.ok(text) }
+func IsDigest(text string) bool { return field.IsDigest(text) }
 
 // check records a text that is not of this form.
 func (p Pattern) check(errs *field.Errors, path, text string) {

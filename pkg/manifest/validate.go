@@ -7,25 +7,23 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/labels"
-
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
 // Limits on what one manifest may hold; a manifest is read by every node that runs it and travels in transactions.
 const (
-	MaxLaunchables = 16
-	MaxPorts       = 32
+	MaxLaunchables = field.MaxLaunchables
+	MaxPorts       = field.MaxPorts
 	MaxVolumes     = 16
 	MaxArgs        = 128
 	MaxEnv         = 128
-	MaxLabels      = 64        // in one set of labels
-	MaxTextBytes   = 4096      // one argument, environment value, path or URL
-	MaxBytes       = 65_536    // the whole manifest in canonical JSON
-	MaxCPU         = 1_000_000 // thousandths of a core, one process
-	MaxMemory      = 1 << 50   // bytes, one process
-	MaxPIDs        = 4_194_304 // what Linux takes (pid_max), one process with all that it starts
-	MaxThreshold   = 100       // checks in a row
+	MaxLabels      = field.MaxLabels    // in one set of labels
+	MaxTextBytes   = field.MaxTextBytes // one argument, environment value, path or URL
+	MaxBytes       = 65_536             // the whole manifest in canonical JSON
+	MaxCPU         = field.MaxCPU       // thousandths of a core, one process
+	MaxMemory      = field.MaxMemory    // bytes, one process
+	MaxPIDs        = 4_194_304          // what Linux takes (pid_max), one process with all that it starts
+	MaxThreshold   = 100                // checks in a row
 )
 
 // Bounds on lengths of time. A restart sooner than the least would be a busy loop, one later than the most looks like
@@ -93,7 +91,7 @@ func (m *Manifest) validatePorts(errs *field.Errors) {
 		case p.Dynamic:
 		case p.Port == 0:
 			errs.Missing(path+".port", allowed)
-		case p.Port < 1 || p.Port > 65535:
+		case p.Port < 1 || p.Port > field.MaxPort:
 			errs.Add(path+".port", p.Port, allowed)
 		default:
 			checkUnique(errs, path+".port", fmt.Sprint(p.Port), numbers)
@@ -125,9 +123,8 @@ func (m *Manifest) validateVolumes(errs *field.Errors) {
 func ValidateLabels(errs *field.Errors, path string, set map[string]string) {
 	checkCount(errs, path, len(set), 0, MaxLabels)
 	for _, key := range slices.Sorted(maps.Keys(set)) {
-		if _, err := labels.ValidatedSelectorFromSet(labels.Set{key: set[key]}); err != nil {
-			errs.Add(path+"."+key, key+"="+set[key],
-				"labels in Kubernetes' syntax: an optional DNS prefix and '/', then up to 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit")
+		if !field.IsLabel(key, set[key]) {
+			errs.Add(path+"."+key, key+"="+set[key], field.LabelAllowed)
 		}
 	}
 }

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -58,6 +59,8 @@ type Node struct {
 	// preparers wrote as many as fitted, and in OrphansLeftOut how many did not.
 	Orphans        []pod.Orphan `json:"orphans,omitempty"`
 	OrphansLeftOut int          `json:"orphans_left_out,omitempty"`
+	// OrphansRefused says why orphans on the pages are left out that no farm could take over, for those who have read them; OrphansLeftOut counts these, too.
+	OrphansRefused []string `json:"-"`
 }
 
 // MaxTTL is the longest liveness TTL.
@@ -230,14 +233,14 @@ func (r Reservation) Clone() Reservation {
 // ParseCapacity reads the slots, CPU and memory flags of a preparer.
 func ParseCapacity(slots int, cpu, memory int64) (Capacity, error) {
 	var errs field.Errors
-	if slots < 1 {
-		errs.Add("slots", strconv.Itoa(slots), "how many pods the node takes, 1 or more")
+	if slots < 1 || slots > MaxSlots {
+		errs.Add("slots", strconv.Itoa(slots), fmt.Sprintf("how many pods the node takes, 1 to %d", MaxSlots))
 	}
-	if cpu < 0 {
-		errs.Add("cpu", cpu, "thousandths of a core, zero (not limited) or more")
+	if cpu < 0 || cpu > MaxCPU {
+		errs.Add("cpu", cpu, fmt.Sprintf("thousandths of a core, zero (not limited) to %d", int64(MaxCPU)))
 	}
-	if memory < 0 {
-		errs.Add("memory", memory, "bytes, zero (not limited) or more")
+	if memory < 0 || memory > MaxMemory {
+		errs.Add("memory", memory, fmt.Sprintf("bytes, zero (not limited) to %d", int64(MaxMemory)))
 	}
 	return Capacity{Slots: slots, CPU: cpu, Memory: memory}, errs.Err()
 }
@@ -266,6 +269,8 @@ type OrphanPage struct {
 	Edition string       `json:"edition"`
 	Epoch   string       `json:"nonce"` // that the preparer had seen when it wrote the page
 	Orphans []pod.Orphan `json:"orphans"`
+	// Refused says which orphans of the page are left out because no farm could take them over, and why.
+	Refused []string `json:"-"`
 }
 
 // Spoke reports whether the node has said, under a cluster epoch, what it runs, and all of that is known (R1).

@@ -3,7 +3,6 @@ package pod
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -114,6 +113,12 @@ func (in *Intent) Bytes() int {
 		2*field.NumberBytes + labelBytes(in.Labels) + portBytes(in.Ports)
 }
 
+// Bytes returns an upper bound of the orphan's length as JSON.
+func (o *Orphan) Bytes() int {
+	const rest = len(`{"rc_id":"","role":"","index":,"pod_id":"","digest":"","revision":,"ports":{},"cpu":,"memory":,"reason":"","runs":false}`)
+	return rest + o.Identity.bytes() + field.TextBytes(o.PodID) + field.TextBytes(o.Digest) + 3*field.NumberBytes + portBytes(o.Ports) + field.TextBytes(o.Reason)
+}
+
 func (id Identity) bytes() int {
 	return field.TextBytes(id.RCID) + field.TextBytes(id.Role) + field.NumberBytes
 }
@@ -132,28 +137,6 @@ func portBytes(ports map[string]int) int {
 		size += len(`"":,`) + field.TextBytes(name) + field.NumberBytes
 	}
 	return size
-}
-
-// Check reports why a stored placement cannot be acted on. Unknown fields are fine: a newer version may have written it.
-func (p *Placement) Check() error {
-	switch {
-	case p.RCID == "" || p.Role == "" || p.Identity.Index < 0:
-		return fmt.Errorf("the record has the identity %q; allowed: a controller, a role and an index of 0 or more", p.Identity)
-	case p.Node == "":
-		return errors.New("the record names no node")
-	case p.Digest == "":
-		return errors.New("the record names no manifest")
-	case !p.RunState.Valid():
-		return fmt.Errorf("the record has the run state %q; allowed: %s or %s", p.RunState, Running, Stopped)
-	case p.Revision < 1:
-		return fmt.Errorf("the record has the revision %d; allowed: 1 or more", p.Revision)
-	}
-	for _, g := range p.Ghosts {
-		if g.Node == "" || g.Revision < 0 {
-			return fmt.Errorf("the record has a former copy on %q at revision %d; allowed: a node, a revision of 0 or more", g.Node, g.Revision)
-		}
-	}
-	return nil
 }
 
 // Ghost is a copy of the pod on a node that it has left, until its stop is confirmed.

@@ -11,7 +11,7 @@ import (
 func TestPlacementCheck(t *testing.T) {
 	t.Parallel()
 	good := pod.Placement{
-		Identity: pod.Identity{RCID: "rc", Role: "main"}, Node: "n1", Digest: "d", RunState: pod.Stopped, Revision: 1,
+		Identity: pod.Identity{RCID: "rc", Role: "main"}, Node: "n1", PodID: "p", Digest: strings.Repeat("d", 64), RunState: pod.Running, Revision: 1,
 		Ghosts: []pod.Ghost{{Node: "n2", Since: time.Unix(1, 0)}},
 	}
 	if err := good.Check(); err != nil {
@@ -21,22 +21,49 @@ func TestPlacementCheck(t *testing.T) {
 		spoil func(*pod.Placement)
 		says  string
 	}{
-		"no controller":      {func(p *pod.Placement) { p.RCID = "" }, "identity"},
-		"no role":            {func(p *pod.Placement) { p.Role = "" }, "identity"},
-		"negative index":     {func(p *pod.Placement) { p.Identity.Index = -1 }, "identity"},
+		"no controller":      {func(p *pod.Placement) { p.RCID = "" }, "rc_id"},
+		"no role":            {func(p *pod.Placement) { p.Role = "" }, "role"},
+		"negative index":     {func(p *pod.Placement) { p.Identity.Index = -1 }, "index"},
 		"no node":            {func(p *pod.Placement) { p.Node = "" }, "node"},
-		"no manifest":        {func(p *pod.Placement) { p.Digest = "" }, "manifest"},
-		"no run state":       {func(p *pod.Placement) { p.RunState = "" }, "run state"},
+		"no manifest":        {func(p *pod.Placement) { p.Digest = "" }, "digest"},
+		"no run state":       {func(p *pod.Placement) { p.RunState = "" }, "run_state"},
 		"unknown run state":  {func(p *pod.Placement) { p.RunState = "paused" }, `"paused"`},
 		"no revision":        {func(p *pod.Placement) { p.Revision = 0 }, "revision"},
-		"ghost without node": {func(p *pod.Placement) { p.Ghosts = []pod.Ghost{{}} }, "former copy"},
-		"ghost in the past":  {func(p *pod.Placement) { p.Ghosts[0].Revision = -1 }, "former copy"},
+		"ghost without node": {func(p *pod.Placement) { p.Ghosts = []pod.Ghost{{}} }, "ghosts.node"},
+		"ghost in the past":  {func(p *pod.Placement) { p.Ghosts[0].Revision = -1 }, "ghosts.revision"},
 	} {
 		p := good
 		p.Ghosts = append([]pod.Ghost(nil), good.Ghosts...)
 		tt.spoil(&p)
 		if err := p.Check(); err == nil || !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestIntentCheck(t *testing.T) {
+	t.Parallel()
+	good := pod.Intent{Identity: pod.Identity{RCID: "rc", Role: "main"}, PodID: "p", Digest: strings.Repeat("d", 64), State: pod.Running, Revision: 1}
+	if err := good.Check(); err != nil {
+		t.Errorf("a good intent: %v", err)
+	}
+	stop := pod.Intent{Identity: good.Identity, State: pod.Stopped, Revision: 1}
+	if err := stop.Check(); err != nil {
+		t.Errorf("a stop needs no digest: %v", err)
+	}
+	for field, change := range map[string]func(*pod.Intent){
+		"rc_id":    func(in *pod.Intent) { in.RCID = "../../etc" },
+		"role":     func(in *pod.Intent) { in.Role = "a.b" },
+		"index":    func(in *pod.Intent) { in.Index = -1 },
+		"revision": func(in *pod.Intent) { in.Revision = 0 },
+		"state":    func(in *pod.Intent) { in.State = "paused" },
+		"pod_id":   func(in *pod.Intent) { in.PodID = "" },
+		"digest":   func(in *pod.Intent) { in.Digest = "latest" },
+	} {
+		in := good
+		change(&in)
+		if err := in.Check(); err == nil || !strings.Contains(err.Error(), field+":") {
+			t.Errorf("bad %s: got %v", field, err)
 		}
 	}
 }

@@ -133,29 +133,3 @@ func TestDiskThatCannotBeRead(t *testing.T) {
 		t.Errorf("the next time: %v, %v, %v", records, bad, err)
 	}
 }
-
-func TestCheckIntent(t *testing.T) {
-	t.Parallel()
-	good := sampleRecord(0).Intent
-	if err := CheckIntent(good); err != nil {
-		t.Errorf("a good intent: %v", err)
-	}
-	if err := CheckIntent(pod.Intent{Identity: good.Identity, State: pod.Stopped, Revision: 1}); err != nil {
-		t.Errorf("a stop needs no digest: %v", err)
-	}
-	for field, change := range map[string]func(*pod.Intent){
-		"rc_id":    func(in *pod.Intent) { in.RCID = "../../etc" },
-		"role":     func(in *pod.Intent) { in.Role = "a.b" },
-		"index":    func(in *pod.Intent) { in.Index = -1 },
-		"revision": func(in *pod.Intent) { in.Revision = 0 },
-		"state":    func(in *pod.Intent) { in.State = "paused" },
-		"pod_id":   func(in *pod.Intent) { in.PodID = "" },
-		"digest":   func(in *pod.Intent) { in.Digest = "latest" },
-	} {
-		in := good
-		change(&in)
-		if err := CheckIntent(in); err == nil || !strings.Contains(err.Error(), field+":") {
-			t.Errorf("bad %s: got %v", field, err)
-		}
-	}
-}

@@ -14,6 +14,8 @@ type Metrics struct {
 	nameRefused, reserve, unsecured prometheus.Gauge
 	restarts, written, failures     prometheus.Counter
 	hookFailures                    prometheus.Counter
+	cut                             prometheus.Gauge
+	cutRealities                    prometheus.Counter
 
 	artifactBytes                      prometheus.Gauge
 	artifactsPruned, artifactsRestored prometheus.Counter
@@ -29,16 +31,18 @@ var podStates = []pod.State{
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := obs.NewMeter(reg, "preparer")
 	return &Metrics{
-		pods:        obs.Gauges(m, "pods", "Pods of this node, by state.", "state", podStates...),
-		orphans:     m.Gauge("orphans", "Pods that run without a matching intent."),
-		locked:      m.Gauge("holds_node", "1 while the node's lock is held, so that new intents are taken."),
-		connected:   m.Gauge("consul_connected", "1 while a session with Consul is held and its intents have been read."),
-		nameRefused: m.Gauge("name_refused", "1 while the node's name belongs to another host, so that no intents are taken."),
-		unsecured:   m.Gauge("consul_open", "1 while pods can write to Consul without a token what has programs started on this node, or keeps its preparer from its work."),
-		reserve:     m.Gauge("reserve_bytes", "What is set aside on the disk for records, should it be full: 1 MiB."),
-		restarts:    m.Counter("restarts_total", "Processes of pods that were started again after they had ended."),
-		written:     m.Counter("realities_written_total", "Reports about pods that were written to Consul."),
-		failures:    m.Counter("install_failures_total", "Installations that failed and are tried again."),
+		pods:         obs.Gauges(m, "pods", "Pods of this node, by state.", "state", podStates...),
+		orphans:      m.Gauge("orphans", "Pods that run without a matching intent."),
+		cut:          m.Gauge("cut_fields", "Fields of the node's record, and orphans, that are cut or left out now because farms would refuse them; the log names them."),
+		cutRealities: m.Counter("cut_realities_total", "Reports of pods of which something was cut because farms would have refused it; the log says what."),
+		locked:       m.Gauge("holds_node", "1 while the node's lock is held, so that new intents are taken."),
+		connected:    m.Gauge("consul_connected", "1 while a session with Consul is held and its intents have been read."),
+		nameRefused:  m.Gauge("name_refused", "1 while the node's name belongs to another host, so that no intents are taken."),
+		unsecured:    m.Gauge("consul_open", "1 while pods can write to Consul without a token what has programs started on this node, or keeps its preparer from its work."),
+		reserve:      m.Gauge("reserve_bytes", "What is set aside on the disk for records, should it be full: 1 MiB."),
+		restarts:     m.Counter("restarts_total", "Processes of pods that were started again after they had ended."),
+		written:      m.Counter("realities_written_total", "Reports about pods that were written to Consul."),
+		failures:     m.Counter("install_failures_total", "Installations that failed and are tried again."),
 
 		hookFailures: m.Counter("hook_failures_total", "Hooks that failed or took too long."),
 
@@ -59,3 +63,6 @@ func (m *Metrics) refused(yes bool) { m.nameRefused.Set(obs.Flag(yes)) }
 
 // unsecure publishes whether pods may do at Consul what they should not.
 func (m *Metrics) unsecure(yes bool) { m.unsecured.Set(obs.Flag(yes)) }
+
+// cutFields reports how much of the node's record is cut.
+func (m *Metrics) cutFields(n int) { m.cut.Set(float64(n)) }

@@ -161,7 +161,7 @@ func done(status runtime.Status) bool {
 
 // maxMessage bounds the message of a reality, in bytes. Errors repeat what others wrote, and a record that Consul refuses
 // for its size would report nothing at all.
-const maxMessage = 2 << 10
+const maxMessage = pod.MaxMessage
 
 // shorten makes text valid UTF-8 of at most so many bytes.
 func shorten(text string, most int) string {

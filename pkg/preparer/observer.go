@@ -102,7 +102,12 @@ func (ob *observer) observeOne(e *entry, now time.Time, tails map[string]pod.Rea
 
 // say puts a reality in line for writing, and returns when to come again.
 func (ob *observer) say(r pod.Reality, now time.Time) (again time.Time) {
+	cut := r.Fit()
 	news, again := ob.board.Say(r, now)
+	if len(cut) > 0 && news {
+		ob.cfg.Metrics.cutRealities.Inc()
+		ob.podLog(r.Identity).WithField("cut", cut).Warn("farms would refuse some of what is reported of the pod; that is cut")
+	}
 	if news {
 		if r.Local() {
 			ob.localNews.Raise()

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
@@ -165,36 +164,12 @@ func (r *Record) spent() bool {
 	return m != nil && m.RunsOnce() && slices.Contains(r.Ran, r.Installed.Digest)
 }
 
-// CheckIntent reports why an intent cannot be acted on. Its identity becomes part of file names, so that nothing may
-// be assumed about it.
-func CheckIntent(in pod.Intent) error {
-	var errs field.Errors
-	errs.CheckName("rc_id", in.RCID)
-	errs.CheckName("role", in.Role)
-	if in.Index < 0 {
-		errs.Add("index", in.Index, "zero or more")
-	}
-	if in.Revision < 1 {
-		errs.Add("revision", in.Revision, "one or more")
-	}
-	if !in.State.Valid() {
-		errs.Add("state", string(in.State), string(pod.Running)+" or "+string(pod.Stopped))
-	}
-	if in.State == pod.Running {
-		errs.CheckName("pod_id", in.PodID)
-		if !manifest.IsDigest(in.Digest) {
-			errs.Add("digest", in.Digest, "64 lower-case hex digits")
-		}
-	}
-	return errs.Err()
-}
-
 // Check reports why a record cannot be used.
 func (r *Record) Check() error {
 	if r.Version != RecordVersion {
 		return fmt.Errorf("format version %d; this build knows version %d", r.Version, RecordVersion)
 	}
-	if err := CheckIntent(r.Intent); err != nil {
+	if err := r.Intent.Check(); err != nil {
 		return err
 	}
 	for _, in := range r.versions() {
@@ -229,5 +204,5 @@ func recovered(id pod.Identity, procs []runtime.Status) (Record, bool) {
 	return Record{
 		Version: RecordVersion, Intent: in, DataOwner: in.PodID,
 		Installed: &install.Installed{Digest: in.Digest, Revision: in.Revision, Ports: maps.Clone(said.Ports), Replicas: said.Replicas},
-	}, CheckIntent(in) == nil
+	}, in.Check() == nil
 }

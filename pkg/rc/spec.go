@@ -13,7 +13,7 @@ import (
 // Limits on one controller. They keep a slip of the keyboard from filling a cluster, and the record within what one
 // transaction takes.
 const (
-	MaxReplicas      = 10_000 // of all groups together
+	MaxReplicas      = pod.MaxReplicas // of all groups together
 	MaxGroups        = 64
 	MaxSelectorBytes = 4096
 )

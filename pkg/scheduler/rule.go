@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
@@ -181,7 +182,7 @@ func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node
 	with := Usage{Slots: 1, CPU: want.CPU, Memory: want.Memory}
 	var taken map[int]bool // nil as long as others have no port
 	for h := range Others(v, res, id) {
-		with.Slots, with.CPU, with.Memory = with.Slots+1, with.CPU+h.CPU, with.Memory+h.Memory
+		with.Slots, with.CPU, with.Memory = with.Slots+1, field.Sum(with.CPU, h.CPU), field.Sum(with.Memory, h.Memory)
 		for _, port := range h.Ports {
 			if taken == nil {
 				taken = map[int]bool{}

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"slices"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
@@ -29,8 +30,7 @@ func UsageOf(v *node.View, res node.Reservation) Usage {
 // Add adds a claim of a pod that has none yet. The ports are not sorted afterwards.
 func (u *Usage) Add(h node.Claim) {
 	u.Slots++
-	u.CPU += h.CPU
-	u.Memory += h.Memory
+	u.CPU, u.Memory = field.Sum(u.CPU, h.CPU), field.Sum(u.Memory, h.Memory)
 	u.Ports = append(u.Ports, h.Ports...)
 }
 
@@ -85,7 +85,7 @@ func (u *Usage) Refuses(v *node.View, want node.Claim, dynamic int) Reason {
 		}
 	}
 	with := *u
-	with.Slots, with.CPU, with.Memory = with.Slots+1, with.CPU+want.CPU, with.Memory+want.Memory
+	with.Slots, with.CPU, with.Memory = with.Slots+1, field.Sum(with.CPU, want.CPU), field.Sum(with.Memory, want.Memory)
 	if !with.within(v.Capacity) {
 		return Resources
 	}

@@ -153,7 +153,7 @@ func (t *Owners) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], schemaInde
 
 // RestoreBreaker creates the breaker record where it is missing: without it nothing may be stopped.
 func (t *Duties) RestoreBreaker(ctx context.Context) error {
-	return t.create(ctx, t.keys.Breaker.Key(), encode(Breaker{}))
+	return t.create(ctx, cas(t.keys.Breaker.Key(), Breaker{}, 0))
 }
 
 // Abandon removes the lock and the status of a controller whose record is gone.

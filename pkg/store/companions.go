@@ -130,7 +130,7 @@ func (t *Passes) DropsOf(ctx context.Context, ids []string) (DropsBy, error) {
 // look again.
 func (s *db) MakeMarks(ctx context.Context, drops, stops []string) error {
 	for _, key := range slices.Concat(s.keys.Drops.Keys(drops), s.keys.Stops.Keys(stops)) {
-		if err := s.create(ctx, key, []byte(NewID())); err != nil {
+		if err := s.create(ctx, consul.CAS(key, []byte(NewID()), 0)); err != nil {
 			return err
 		}
 	}

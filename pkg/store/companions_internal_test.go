@@ -46,17 +46,17 @@ func TestReadCompanions(t *testing.T) {
 	keys := st.keys
 	four := 4
 	other := rc.RC{ID: "d", ManifestDigest: "m", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &four}}}
-	placed := pod.Placement{Identity: pod.Identity{RCID: "b", Role: "main", Index: 0}, Node: "n1", Digest: "m", RunState: pod.Running, Revision: 1}
+	placed := pod.Placement{Identity: pod.Identity{RCID: "b", Role: "main", Index: 0}, Node: "n1", PodID: "p", Digest: hexOf("m"), RunState: pod.Running, Revision: 1}
 	write(
 		t, st,
 		consul.Set(keys.Stops.Key("a"), []byte("x")), consul.Set(keys.Drops.Key("a"), []byte("x")), consul.Set(keys.Drops.Key("a", "n1"), []byte("3")),
 		consul.Set(keys.RCs.Key("b"), []byte("{")), consul.Set(keys.Stops.Key("b"), []byte("x")), consul.Set(keys.Bells.Key("b"), []byte("x")),
-		consul.Set(keys.Statuses.Key("b"), encode(rc.Status{RCID: "b", Epoch: "n"})), consul.Set(keys.Pods.Key(placed.Identity.String()), encode(placed)),
+		consul.Set(keys.Statuses.Key("b"), asJSON(rc.Status{RCID: "b", Epoch: "n"})), consul.Set(keys.Pods.Key(placed.Identity.String()), asJSON(placed)),
 		consul.Set(keys.Pods.Below("b")+"main.1", []byte("{")), consul.Set(keys.Statuses.Key("c"), []byte("{")), consul.Set(keys.Drops.Key("b"), []byte("x")),
 		consul.Set(keys.Drops.Key("b", "n1"), []byte("1")), consul.Set(keys.Drops.Key("b", "n2"), []byte("2")),
 		consul.Set(keys.Pods.Below("bb")+"main.1", []byte("{")), consul.Set(keys.Stops.Key("bb"), []byte("x")),
 	)
-	write(t, st, consul.Set(keys.RCs.Key("d"), encode(other)))
+	write(t, st, consul.Set(keys.RCs.Key("d"), asJSON(other)))
 	farm := st.FarmSession(&consul.Session{}, "f1")
 	for _, consistent := range []bool{false, true} {
 		own, others, err := farm.ReadCompanions(t.Context(), "a", []string{"b", "c", "d"}, consistent)
@@ -206,7 +206,7 @@ func TestReleaseMutator(t *testing.T) {
 		ID: "a", Name: "a", ManifestDigest: "m", Generation: 4, Mutator: "web/r1", InPlace: &rc.InPlace{Limit: 1}, Service: &rc.Service{Name: "web", Revision: 1},
 		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}},
 	}
-	write(t, st, consul.Set(st.keys.RCs.Key("a"), encode(r)))
+	write(t, st, consul.Set(st.keys.RCs.Key("a"), asJSON(r)))
 	owning(t, st, "a", func(ctx context.Context, farm *FarmSession, fence Fence) {
 		for text, want := range map[string]InCharge{
 			`{"id":"r1","service":"web","state":"paused"}`: {Term: "web/r1", State: "paused"}, `{`: {}, `{"id":"r1","service":"other"}`: {}, `{"service":"web"}`: {},

@@ -19,19 +19,19 @@ func TestWhatIsReadEarlyIsWhatIsReadLater(t *testing.T) {
 		return At{Node: "n1", Identity: pod.Identity{RCID: rcID, Role: "main", Index: i}}
 	}
 	place := func(at At) consul.Op {
-		p := pod.Placement{Identity: at.Identity, Node: at.Node, Digest: "m", RunState: pod.Running, Revision: 1}
-		return consul.Set(keys.Pods.Key(at.Identity.String()), encode(p))
+		p := pod.Placement{Identity: at.Identity, Node: at.Node, PodID: "p", Digest: hexOf("m"), RunState: pod.Running, Revision: 1}
+		return consul.Set(keys.Pods.Key(at.Identity.String()), asJSON(p))
 	}
 	report := func(at At) consul.Op {
-		return consul.Set(keys.Realities.Key(at.Node, at.Identity.String()), encode(pod.Reality{Identity: at.Identity, Node: at.Node, State: pod.StateReady}))
+		return consul.Set(keys.Realities.Key(at.Node, at.Identity.String()), asJSON(pod.Reality{Identity: at.Identity, Node: at.Node, State: pod.StateReady}))
 	}
 	record := func(id string) []byte {
 		n := 2
-		return encode(rc.RC{ID: id, ManifestDigest: "m", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &n}}})
+		return asJSON(rc.RC{ID: id, ManifestDigest: "m", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &n}}})
 	}
 	write(
 		t, st, consul.Set(keys.RCs.Key("a"), record("a")), consul.Set(keys.Bells.Key("a"), []byte("x")), consul.Set(keys.Drops.Key("a"), []byte("x")),
-		consul.Set(keys.Drops.Key("a", "n1"), []byte("3")), consul.Set(keys.Statuses.Key("a"), encode(rc.Status{RCID: "a"})), place(on("a", 0)), place(on("a", 1)), report(on("a", 0)),
+		consul.Set(keys.Drops.Key("a", "n1"), []byte("3")), consul.Set(keys.Statuses.Key("a"), asJSON(rc.Status{RCID: "a"})), place(on("a", 0)), place(on("a", 1)), report(on("a", 0)),
 		consul.Set(keys.RCs.Key("b"), record("b")), consul.Set(keys.Stops.Key("b"), []byte("x")), consul.Set(keys.Drops.Key("b", "n1"), []byte("1")), place(on("b", 0)),
 		consul.Set(keys.Reservations.Key("n1"), []byte(`{"closed": true}`)), consul.Set(keys.Reservations.Key("n2"), []byte("{")),
 		consul.Set(keys.Realities.Key("n1", on("b", 0).Identity.String()), []byte("{")), consul.Set(keys.Rollouts.Key("web"), []byte(`{"ID": "r", "Service": "web", "State": "paused"}`)),

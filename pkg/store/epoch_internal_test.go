@@ -35,7 +35,7 @@ func TestAnEpochSaysThatItBeganByGoingBack(t *testing.T) {
 		t.Errorf("%+v after %+v", after, rec.Value)
 	}
 	other := New(farm.c, farm.keys)
-	write(t, other, consul.Set(farm.keys.Gate.Key(), encode(newGate("0.1.0"))))
+	write(t, other, consul.Set(farm.keys.Gate.Key(), asJSON(newGate("0.1.0"))))
 	if again := renewed(t, farm); again.WentBack || again.Epoch <= after.Epoch {
 		t.Errorf("below the gate: %+v after %+v", again, after)
 	}
@@ -82,7 +82,7 @@ func TestAControllerSaysInWhichEpochItWasMade(t *testing.T) {
 		t.Errorf("made later: %q", got.MadeIn)
 	}
 	other := New(farm.c, farm.keys)
-	if _, err := other.c.Commit(t.Context(), []consul.Op{consul.Set(farm.keys.Gate.Key(), encode(newGate(feature.Oldest)))}); err != nil {
+	if _, err := other.c.Commit(t.Context(), []consul.Op{consul.Set(farm.keys.Gate.Key(), asJSON(newGate(feature.Oldest)))}); err != nil {
 		t.Fatal(err)
 	}
 	st = st.beside(t, feature.Known.Newest())

@@ -111,13 +111,19 @@ func ownerOf(lock consul.Pair) string {
 }
 
 func (t *underLock) lockValue() []byte {
-	return encode(lockValue{Farm: t.farmID, Incarnation: t.sess.Incarnation, Unique: NewID()})
+	b := field.AppendText([]byte(`{"farm":`), t.farmID)
+	b = field.AppendText(append(b, `,"incarnation":`...), t.sess.Incarnation)
+	return append(field.AppendText(append(b, `,"stamp":`...), NewID()), '}')
 }
 
 // Join writes the member record, with what this program emulates. It vanishes with the session.
 func (t *Owners) Join(ctx context.Context, m Member) error {
 	m.ID, m.Incarnation, m.EmulationVersion = t.farmID, t.sess.Incarnation, t.guard.own()
-	_, err := t.c.Locks.Acquire(ctx, t.keys.Farms.Key(t.farmID), t.sess.Deleting, func() []byte { return encode(m) })
+	record, err := encode(m)
+	if err != nil {
+		return err
+	}
+	_, err = t.c.Locks.Acquire(ctx, t.keys.Farms.Key(t.farmID), t.sess.Deleting, func() []byte { return record })
 	return err
 }
 

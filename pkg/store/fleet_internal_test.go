@@ -19,12 +19,12 @@ func TestCountReplicas(t *testing.T) {
 		if team != "" {
 			r.Labels = map[string]string{"team": team}
 		}
-		write(t, st, consul.Set(st.keys.RCs.Key(id), encode(r)))
+		write(t, st, consul.Set(st.keys.RCs.Key(id), asJSON(r)))
 		if id != "d" {
-			write(t, st, consul.Set(st.keys.Statuses.Key(id), encode(rc.Status{RCID: id, Desired: 9, Available: 2, Lost: 1})))
+			write(t, st, consul.Set(st.keys.Statuses.Key(id), asJSON(rc.Status{RCID: id, Desired: 9, Available: 2, Lost: 1})))
 		}
 	}
-	write(t, st, consul.Set(st.keys.Statuses.Key("gone"), encode(rc.Status{RCID: "gone", Available: 5})), consul.Set(st.keys.RCs.Key("x"), []byte("garbage")))
+	write(t, st, consul.Set(st.keys.Statuses.Key("gone"), asJSON(rc.Status{RCID: "gone", Available: 5})), consul.Set(st.keys.RCs.Key("x"), []byte("garbage")))
 	for label, want := range map[string]map[string]Replicas{
 		"":     {NoGroup: {12, 6, 3}},
 		"team": {"blue": {6, 4, 2}, "red": {3, 0, 0}, NoGroup: {3, 2, 1}},

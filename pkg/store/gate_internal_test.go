@@ -149,7 +149,7 @@ func TestWriters(t *testing.T) {
 		}
 		id := pod.Identity{RCID: NewID(), Role: "main"}
 		put(st.keys.Reservations.Key(name+"claim"), fmt.Sprintf(`{"holders":{%q:{}}}`, id.String()))
-		put(st.keys.Pods.Key(id.String()), string(encode(pod.Placement{Identity: id, Node: name + "placed", Digest: "x", Revision: 1, RunState: pod.Running, Ghosts: []pod.Ghost{{Node: name + "ghost"}}})))
+		put(st.keys.Pods.Key(id.String()), string(asJSON(pod.Placement{Identity: id, Node: name + "placed", PodID: "p", Digest: hexOf("x"), Revision: 1, RunState: pod.Running, Ghosts: []pod.Ghost{{Node: name + "ghost"}}})))
 		put(st.keys.Intents.Key(name+"intent", id.String()), `{}`)
 		put(st.keys.Realities.Key(name+"report", id.String()), `{"state":"running"}`)
 	}

@@ -51,7 +51,7 @@ func TestAcquiringWritesLabelVersions(t *testing.T) {
 		t.Errorf("the first reservation is %+v", res)
 	}
 	full := node.Reservation{Ineligible: true, Labels: node.LabelVersions{Own: "old", Operators: "theirs"}, Claims: map[string]node.Claim{"web/main.0": {CPU: 5}}}
-	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), encode(full))}); err != nil {
+	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), asJSON(full))}); err != nil {
 		t.Fatal(err)
 	}
 	same := acquire(pool("a"))
@@ -60,7 +60,7 @@ func TestAcquiringWritesLabelVersions(t *testing.T) {
 	}
 	after := acquire(pool("b"))
 	full.Labels.Own = node.LabelVersion(pool("b"))
-	if string(encode(after.Value)) != string(encode(full)) || after.Index == same.Index {
+	if string(asJSON(after.Value)) != string(asJSON(full)) || after.Index == same.Index {
 		t.Errorf("reservation %+v, want %+v", after, full)
 	}
 	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), []byte("{"))}); err != nil {
@@ -167,7 +167,7 @@ func aclToken(t *testing.T, addr, management, name, rules string) string {
 	put := func(path string, body any) {
 		t.Helper()
 		consultest.Eventually(t, time.Minute, func() error {
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://"+addr+path, strings.NewReader(string(encode(body))))
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://"+addr+path, strings.NewReader(string(asJSON(body))))
 			if err != nil {
 				return err
 			}
@@ -194,7 +194,7 @@ func TestMendReservation(t *testing.T) {
 	farm := sessions(t, 1)[0]
 	put := func(key string, value any) {
 		t.Helper()
-		if _, err := farm.c.Commit(t.Context(), []consul.Op{consul.Set(key, encode(value))}); err != nil {
+		if _, err := farm.c.Commit(t.Context(), []consul.Op{consul.Set(key, asJSON(value))}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -19,9 +19,9 @@ func TestALeaderHasNoOtherWay(t *testing.T) {
 	k, ctx := st.keys, t.Context()
 	one := 1
 	record := rc.RC{ID: "a", Name: "a", ManifestDigest: "m", Generation: 1, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}}
-	write(t, st, consul.Set(k.RCs.Key("a"), encode(record)), consul.Set(k.Drops.Key("gone"), nil), consul.Set(k.Manifests.Key("m"), nil),
+	write(t, st, consul.Set(k.RCs.Key("a"), asJSON(record)), consul.Set(k.Drops.Key("gone"), nil), consul.Set(k.Manifests.Key("m"), nil),
 		consul.Set(k.Audits.Key("x"), nil), consul.Set(k.RolloutBells.Key("web"), nil),
-		consul.Set(k.NodeOps.Key("n1"), encode(node.Ops{Name: "n1", Drain: &node.Drain{Since: time.Now()}})))
+		consul.Set(k.NodeOps.Key("n1"), asJSON(node.Ops{Name: "n1", Drain: &node.Drain{Since: time.Now()}})))
 	errFence := errors.New("not the leader")
 	asked := 0
 	leader := st.Leader("f", func(_ context.Context, ops []consul.Op) (map[string]uint64, error) {

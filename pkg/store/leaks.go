@@ -90,6 +90,6 @@ func (s *Leader) AskRepair(ctx context.Context, rcID, node string, a Audit) erro
 	r := NewRepair(s.farmID, rcID, node)
 	r.ID = leaderID + node
 	key := s.keys.Requests.Key(rcID, r.ID)
-	_, err := s.fenced(ctx, []consul.Op{consul.CAS(key, encode(r), 0), s.audit(a), s.ring(rcID)})
+	_, err := s.fenced(ctx, []consul.Op{cas(key, r, 0), s.audit(a), s.ring(rcID)})
 	return conflictOn(err, key)
 }

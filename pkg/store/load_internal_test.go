@@ -180,7 +180,7 @@ func TestAnAuditRecordIsBounded(t *testing.T) {
 		names = append(names, fmt.Sprintf("%s-%d", strings.Repeat("n", 250), i))
 	}
 	a := NewAudit(lines[0], lines[0], "web", lines).OnNodes(names...)
-	if size := len(encode(a)); size > MaxAuditBytes {
+	if size := len(asJSON(a)); size > MaxAuditBytes {
 		t.Errorf("%d bytes, allowed %d", size, MaxAuditBytes)
 	}
 }

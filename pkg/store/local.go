@@ -3,7 +3,6 @@ package store
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -28,15 +27,17 @@ func (t *NodeSession) ChangeReservation(ctx context.Context, change func(res nod
 		}
 		var before node.Reservation
 		if err == nil {
-			if err := json.Unmarshal(pair.Value, &before); err != nil {
-				return &CorruptError{Key: key, Err: err}
+			rec, err := t.Reservations.decode(pair)
+			if err != nil {
+				return err
 			}
+			before = rec.Value
 		}
 		next, refused := change(before.Clone(), err == nil)
 		if refused != nil {
 			return refused
 		}
-		if err == nil && bytes.Equal(encode(before.Clone()), encode(next)) {
+		if err == nil && bytes.Equal(before.AppendJSON(nil), next.AppendJSON(nil)) {
 			return nil
 		}
 		if _, err = t.commit(ctx, cas(key, next, pair.ModifyIndex)); !errors.Is(err, ErrConflict) {

@@ -71,7 +71,7 @@ func TestChangeReservation(t *testing.T) {
 	once := sync.OnceFunc(func() {
 		res := read().Value.Clone()
 		res.Claims[farm.String()] = node.NewClaim(farm, nil, 1, 0)
-		if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), encode(res))}); err != nil {
+		if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), asJSON(res))}); err != nil {
 			t.Error(err)
 		}
 	})

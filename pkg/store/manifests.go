@@ -124,7 +124,10 @@ func (s *db) storeManifest(ctx context.Context, m DeployManifest) ([]consul.Op, 
 	if err := json.Unmarshal(m.Canonical, &asked); err != nil {
 		return nil, fmt.Errorf("manifest %s: %w", m.Digest, err)
 	}
-	stored := encode(storedManifest{Manifest: m.Canonical, Signature: m.Signature})
+	stored, err := encode(storedManifest{Manifest: m.Canonical, Signature: m.Signature})
+	if err != nil {
+		return nil, err
+	}
 	// A new flag value moves the record's index, so that whoever collects unused manifests loses the race.
 	return []consul.Op{unchanged, consul.SetFlags(key, stored, rand.Uint64()).Needs(feature.NeedOf(asked))}, nil
 }

@@ -2,10 +2,13 @@ package store
 
 import (
 	"context"
+	"fmt"
+	"math"
 	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
 // Member is a living farm, at farms/<farm-id>. The key is held, and deleted with, the farm's deleting session.
@@ -52,6 +55,29 @@ func (h Heard) Silent(now time.Time) bool {
 	return now.Sub(h.At) > 2*time.Duration(h.EverySeconds*float64(time.Second))+heardSlack
 }
 
+// maxEvery is more than any daemon waits between two writes.
+const maxEvery = 24 * time.Hour
+
+// Check reports why nobody can tell when the daemon was heard.
+func (h *Heard) Check() error {
+	var errs field.Errors
+	errs.CheckTime("at", h.At)
+	if h.EverySeconds < 0 || h.EverySeconds > maxEvery.Seconds() {
+		errs.Add("every_seconds", h.EverySeconds, fmt.Sprintf("a number from 0 to %.0f", maxEvery.Seconds()))
+	}
+	if u := h.Untold; u != nil {
+		errs.CheckRange("untold.count", int64(u.Count), 0, math.MaxInt32)
+		if len(u.Nodes) > MaxUntold {
+			errs.Add("untold.nodes", field.Text(fmt.Sprintf("%d entries", len(u.Nodes))), fmt.Sprintf("0 to %d entries", MaxUntold))
+		}
+		for _, n := range u.Nodes {
+			errs.CheckName("untold.nodes.node", n.Node)
+			errs.CheckTime("untold.nodes.since", n.Since)
+		}
+	}
+	return errs.Err()
+}
+
 func heardNow(every time.Duration) *Heard {
 	return &Heard{At: time.Now().UTC().Truncate(time.Millisecond), EverySeconds: every.Seconds()}
 }
@@ -63,13 +89,12 @@ func (s *Agents) FarmHeard(ctx context.Context, sess *consul.Session, id string,
 	if u.Count > 0 {
 		h.Untold = &u
 	}
-	note := encode(allowed(s.guard, h))
-	return s.heard(ctx, sess, consul.CheckSession(s.keys.Farms.Key(id), sess.Deleting), consul.Lock(s.keys.HeardFarms.Key(id), note, sess.Deleting))
+	return s.heard(ctx, sess, consul.CheckSession(s.keys.Farms.Key(id), sess.Deleting), lock(s.keys.HeardFarms.Key(id), allowed(s.guard, h), sess.Deleting))
 }
 
 // NodeHeard notes that a preparer writes, as long as it holds its node. The note stays. It returns ErrRefused when it does not.
 func (s *Agents) NodeHeard(ctx context.Context, sess *consul.Session, name string, every time.Duration) error {
-	return s.heard(ctx, sess, consul.CheckSession(s.keys.Nodes.Key(name), sess.Releasing), consul.Set(s.keys.HeardNodes.Key(name), encode(heardNow(every))))
+	return s.heard(ctx, sess, consul.CheckSession(s.keys.Nodes.Key(name), sess.Releasing), set(s.keys.HeardNodes.Key(name), heardNow(every)))
 }
 
 func (s *Agents) heard(ctx context.Context, sess *consul.Session, ops ...consul.Op) error {

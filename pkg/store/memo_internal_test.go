@@ -35,7 +35,7 @@ func keysBelow(t testing.TB, prefix string) *Keys {
 }
 
 func pairOf(keys *Keys, p *pod.Placement, index uint64) consul.Pair {
-	return consul.Pair{Key: keys.Pods.Key(p.Identity.String()), Value: encode(p), ModifyIndex: index}
+	return consul.Pair{Key: keys.Pods.Key(p.Identity.String()), Value: asJSON(p), ModifyIndex: index}
 }
 
 // Whoever reads a record may change what it got; nobody else sees that.
@@ -78,7 +78,7 @@ func TestTheBytesTellWhetherARecordIsKnown(t *testing.T) {
 		}
 	}
 	bad := consul.Pair{Key: st.keys.Pods.Key(one.Identity.String()), Value: []byte("{"), ModifyIndex: 7}
-	copied := consul.Pair{Key: st.keys.Pods.Key(placed(2).Identity.String()), Value: encode(one), ModifyIndex: 7}
+	copied := consul.Pair{Key: st.keys.Pods.Key(placed(2).Identity.String()), Value: asJSON(one), ModifyIndex: 7}
 	for range 2 {
 		for _, p := range []consul.Pair{bad, copied, {Key: bad.Key}} {
 			if got, err := st.Pods.recall(p); err == nil {
@@ -93,7 +93,7 @@ func TestTheMemoIsBounded(t *testing.T) {
 	t.Parallel()
 	st := New(nil, keysBelow(t, "p/"))
 	var last consul.Pair
-	for i := range 5 * memoBytes / len(encode(placed(0))) {
+	for i := range 5 * memoBytes / len(asJSON(placed(0))) {
 		last = pairOf(st.keys, placed(i), 1)
 		if _, err := st.Pods.recall(last); err != nil {
 			t.Fatal(err)
@@ -149,7 +149,7 @@ func BenchmarkRecall(b *testing.B) {
 	st := New(nil, keysBelow(b, "p/"))
 	p := pairOf(st.keys, placed(1), 7)
 	r := pod.Reality{Identity: placed(1).Identity, Node: "n1", Digest: placed(1).Digest, Revision: 1795421473400, State: pod.StateReady, Available: true, Since: time.Now()}
-	pr := consul.Pair{Key: st.keys.Realities.Key(r.Node, r.Identity.String()), Value: encode(r), ModifyIndex: 7}
+	pr := consul.Pair{Key: st.keys.Realities.Key(r.Node, r.Identity.String()), Value: asJSON(r), ModifyIndex: 7}
 	for name, read := range map[string]func() error{
 		"placement/decoded":  func() error { _, err := st.Pods.decode(p); return err },
 		"placement/recalled": func() error { _, err := st.Pods.recall(p); return err },

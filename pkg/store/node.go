@@ -74,9 +74,9 @@ func (t *NodeSession) AcquireNode(ctx context.Context, n node.Node, takeOver boo
 	sent := time.Now()
 	n.Incarnation, n.ConsulNode, n.CountsDrops, n.EmulationVersion = t.sess.Incarnation, t.sess.ConsulNode, true, t.guard.own()
 	n = t.Allowed(n)
-	lock := consul.Lock(t.keys.Nodes.Key(t.name), encode(n), t.sess.Releasing).Needs(feature.NeedOf(n))
+	own := lock(t.keys.Nodes.Key(t.name), n, t.sess.Releasing)
 	take := func(withLabels bool) error {
-		return t.c.Locks.AcquireIf(ctx, lock, func(present consul.Pair) ([]consul.Op, error) {
+		return t.c.Locks.AcquireIf(ctx, own, func(present consul.Pair) ([]consul.Op, error) {
 			before, unreadable := t.Nodes.decode(present)
 			if unreadable == nil && present.Session != t.sess.Releasing && !takeOver {
 				if err := t.mayTake(ctx, before.Value, n); err != nil {

@@ -120,7 +120,7 @@ func available(t *testing.T, session *NodeSession, n int) []RealityWrite {
 	t.Helper()
 	writes := reports(n)
 	for i := range writes {
-		writes[i].Reality.Available, writes[i].Reality.Digest = true, "m"
+		writes[i].Reality.Available, writes[i].Reality.Digest = true, hexOf("m")
 	}
 	index, err := session.WriteRealities(t.Context(), writes...)
 	if err != nil {
@@ -246,7 +246,7 @@ func TestOtherDrops(t *testing.T) {
 	st, session, _ := nodeSession(t)
 	w := available(t, session, 1)[0]
 	w.Reality = w.Before
-	w.Reality.Digest = "other"
+	w.Reality.Digest = hexOf("other")
 	var err error
 	if w.Index, err = session.WriteRealities(t.Context(), w); err != nil {
 		t.Fatal(err)

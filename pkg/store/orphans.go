@@ -38,7 +38,11 @@ func (t *NodeSession) WriteOrphans(ctx context.Context, epoch string, orphans []
 	p := &t.orphans
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	content := epoch + string(encode(orphans))
+	listed, err := encode(orphans)
+	if err != nil {
+		return node.OrphanPages{}, fmt.Errorf("list orphans: %w", err)
+	}
+	content := epoch + string(listed)
 	if p.index != nil && p.content == content && !(again && len(p.index) > 0) {
 		return p.said, nil
 	}
@@ -70,7 +74,7 @@ func pagesOf(name, epoch string, orphans []pod.Orphan) []node.OrphanPage {
 	edition, size := NewID(), 0
 	var pages []node.OrphanPage
 	for i := range orphans {
-		more := len(encode(orphans[i])) + 1
+		more := orphans[i].Bytes() + 1
 		if len(pages) == 0 || size+more > orphanPageBytes {
 			pages, size = append(pages, node.OrphanPage{Node: name, Page: len(pages), Edition: edition, Epoch: epoch}), 0
 		}
@@ -113,12 +117,14 @@ func (t *NodeSession) writePages(ctx context.Context, pages []node.OrphanPage) (
 	return said, nil
 }
 
-// NodeOrphans reads a node's record together with its pages of orphans, at one moment, and fills Orphans in. complete is
+// NodeOrphans reads a node's record and then the pages of orphans that it leads to, and fills Orphans in. complete is
 // false while the pages are not those that the record speaks of: the preparer is writing them, or was killed while it did.
-// It returns ErrNotFound when there is no record, and *CorruptError when it or a page cannot be read.
+// Orphans that nobody could take over are left out: OrphansLeftOut counts them, and OrphansRefused says why.
+// It returns ErrNotFound when there is no record, and *CorruptError when it or a page cannot be read. It reads no more than what a node's
+// own programs write, whatever the record says, and whatever is on pages that it does not lead to.
 func (s *Views) NodeOrphans(ctx context.Context, name string) (rec Rec[node.Node], complete bool, err error) {
-	key := s.keys.Nodes.Key(name)
-	found, below, err := s.c.Read(ctx, consul.Reading{Keys: []string{key}, Prefixes: []string{s.keys.OrphanPages.Below(name)}}, consul.Consistent)
+	key, first := s.keys.Nodes.Key(name), s.keys.OrphanPages.Key(name, "0")
+	found, err := s.c.GetMany(ctx, []string{key, first}, consul.Consistent)
 	if err != nil {
 		return rec, false, err
 	}
@@ -129,28 +135,60 @@ func (s *Views) NodeOrphans(ctx context.Context, name string) (rec Rec[node.Node
 	if rec, err = s.Nodes.decode(pair); err != nil {
 		return rec, false, err
 	}
-	said := rec.Value.OrphanPages
+	said, left := rec.Value.OrphanPages, 0
 	if said == nil {
-		return rec, true, nil // of an older preparer
+		rec.Value.Orphans, left = node.FitOrphans(rec.Value.Orphans) // of an older preparer
+		rec.Value.OrphansLeftOut += left
+		return rec, true, nil
 	}
-	pairs := make(map[string]consul.Pair, len(below))
-	for _, p := range below {
-		pairs[p.Key] = p
-	}
-	rec.Value.Orphans = make([]pod.Orphan, 0, said.Orphans)
+	rec.Value.Orphans = nil
 	for n := range said.Count {
-		pair, ok := pairs[s.keys.OrphanPages.Key(name, strconv.Itoa(n))]
-		if !ok {
-			return rec, false, nil
+		if n%pagesAtOnce == 1 {
+			if found, err = s.c.GetMany(ctx, s.pageKeys(name, n, min(n+pagesAtOnce, said.Count)), consul.Consistent); err != nil {
+				return rec, false, err
+			}
 		}
-		page, err := s.OrphanPages.decode(pair)
-		if err != nil {
+		if ok, err := s.addPage(&rec.Value, found, n); err != nil || !ok {
 			return rec, false, err
 		}
-		if page.Value.Edition != said.Edition {
-			return rec, false, nil
-		}
-		rec.Value.Orphans = append(rec.Value.Orphans, page.Value.Orphans...)
 	}
 	return rec, true, nil
+}
+
+func (s *Views) pageKeys(name string, from, to int) (keys []string) {
+	for n := from; n < to; n++ {
+		keys = append(keys, s.keys.OrphanPages.Key(name, strconv.Itoa(n)))
+	}
+	return keys
+}
+
+// maxPageBytes is more than a page takes that we have written.
+const maxPageBytes = 2 * orphanPageBytes
+
+// addPage adds what is on a page to a record; ok is false where the page is not of the list that the record speaks of.
+func (s *Views) addPage(record *node.Node, found map[string]consul.Pair, n int) (ok bool, err error) {
+	key := s.keys.OrphanPages.Key(record.Name, strconv.Itoa(n))
+	pair, there := found[key]
+	if !there {
+		return false, nil
+	}
+	if len(pair.Value) > maxPageBytes {
+		return false, &CorruptError{Key: key, Err: fmt.Errorf("it has %d bytes; allowed: %d", len(pair.Value), maxPageBytes)}
+	}
+	page, err := s.OrphanPages.decode(pair)
+	if err != nil {
+		return false, err
+	}
+	if page.Value.Edition != record.OrphanPages.Edition {
+		return false, nil
+	}
+	record.Orphans = append(record.Orphans, page.Value.Orphans...)
+	record.OrphansLeftOut += len(page.Value.Refused)
+	for _, why := range page.Value.Refused {
+		record.OrphansRefused = append(record.OrphansRefused, key+": "+why)
+	}
+	if all := len(record.Orphans) + record.OrphansLeftOut; all > node.MaxOrphans {
+		return false, &CorruptError{Key: key, Err: fmt.Errorf("with it the node lists %d orphans; allowed: %d", all, node.MaxOrphans)}
+	}
+	return true, nil
 }

@@ -144,7 +144,7 @@ func TestLatePagesOfOrphans(t *testing.T) {
 	late := pagesOf("n1", "n0", many(400))
 	lingering := []consul.Op{
 		consul.CheckSession(st.keys.Nodes.Key("n1"), session.sess.Releasing),
-		consul.CAS(st.keys.OrphanPages.Key("n1", strconv.Itoa(0)), encode(late[0]), 0),
+		consul.CAS(st.keys.OrphanPages.Key("n1", strconv.Itoa(0)), asJSON(late[0]), 0),
 	}
 	tell(t, session, "n1", many(500))
 	if _, err := st.c.Commit(t.Context(), lingering); !errors.Is(err, ErrRefused) {

@@ -11,9 +11,6 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/feature"
-	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
 // Sentinels that callers test for with errors.Is.
@@ -27,6 +24,8 @@ var (
 	ErrUnknown = consul.ErrUnknown
 	// ErrTooLarge means that a record is larger than Consul takes; it was not sent.
 	ErrTooLarge = consul.ErrTooLarge
+	// ErrInvalid means that a record would be one that its readers refuse; it was not sent.
+	ErrInvalid = errors.New("invalid record")
 	// ErrLost means that the session or the lock is not ours any more.
 	ErrLost = consul.ErrLost
 	// ErrWentBack means that the store went back in time.
@@ -109,9 +108,6 @@ func IsCorrupt(err error) bool {
 	return is
 }
 
-// checker is a record that can tell whether it may be acted on.
-type checker interface{ Check() error }
-
 // Records are all records of one kind.
 type Records[T any] struct {
 	Kind
@@ -155,8 +151,8 @@ func (r *Records[T]) Exists(ctx context.Context, id ...string) (bool, error) {
 func (r *Records[T]) decode(p consul.Pair) (Rec[T], error) {
 	rec := Rec[T]{Index: p.ModifyIndex, Session: p.Session}
 	err := json.Unmarshal(p.Value, &rec.Value)
-	if c, ok := any(&rec.Value).(checker); ok && err == nil {
-		err = c.Check()
+	if err == nil {
+		err = checked(&rec.Value)
 	}
 	if err == nil && r.home != nil {
 		if home := r.home(p.Key, &rec.Value); home != p.Key {
@@ -235,37 +231,6 @@ func replaceOp[T any](key string, value *T, index uint64) consul.Op {
 	}
 	return cas(key, value, index)
 }
-
-// cas writes a record if it is as it was read; zero: there is none. It says what the record needs of the gate.
-func cas(key string, record any, index uint64) consul.Op {
-	return consul.CAS(key, encode(record), index).Needs(feature.NeedOf(record))
-}
-
-// set is cas whatever is there.
-func set(key string, record any) consul.Op {
-	return consul.Set(key, encode(record)).Needs(feature.NeedOf(record))
-}
-
-// encode is for records made of plain fields, whose encoding cannot fail.
-func encode(v any) []byte {
-	// Those that are written by the thousand. By their types: a record that embeds one of them has its method too.
-	switch r := v.(type) {
-	case *pod.Placement:
-		return r.AppendJSON(make([]byte, 0, usualBytes))
-	case *pod.Intent:
-		return r.AppendJSON(make([]byte, 0, usualBytes))
-	case *node.Reservation:
-		return r.AppendJSON(make([]byte, 0, usualBytes))
-	}
-	data, err := json.Marshal(v)
-	if err != nil {
-		panic(fmt.Sprintf("encode %T: %v", v, err))
-	}
-	return data
-}
-
-// usualBytes is more than most placements, intents and reservations take.
-const usualBytes = 768
 
 // NewID returns a fresh random id: a ULID in lower case, which sorts by the time of its making.
 func NewID() string { return strings.ToLower(ulid.Make().String()) }

@@ -17,7 +17,7 @@ func TestACopyUnderAnotherKeyIsCorrupt(t *testing.T) {
 	st := New(nil, k)
 	one := 1
 	id := pod.Identity{RCID: "rc", Role: "main", Index: 1}
-	placement := pod.Placement{Identity: id, Node: "n1", Digest: "d", RunState: pod.Running, Revision: 1}
+	placement := pod.Placement{Identity: id, Node: "n1", PodID: "p", Digest: hexOf("d"), RunState: pod.Running, Revision: 1}
 	controller := rc.RC{ID: "rc", ManifestDigest: "d", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}}
 	other := pod.Identity{RCID: "rc", Role: "main", Index: 2}
 	foreign := pod.Identity{RCID: "rc2", Role: "main", Index: 1}
@@ -29,8 +29,8 @@ func TestACopyUnderAnotherKeyIsCorrupt(t *testing.T) {
 		"controller": {reading(&st.RCs, controller), k.RCs.Key("rc"), []string{k.RCs.Key("rc2")}},
 		"status":     {reading(&st.Statuses, rc.Status{RCID: "rc"}), k.Statuses.Key("rc"), []string{k.Statuses.Key("rc2")}},
 		"placement":  {reading(&st.Pods, placement), k.Pods.Key(id.String()), []string{k.Pods.Key(other.String()), k.Pods.Key(foreign.String())}},
-		"reality":    {reading(&st.Realities, pod.Reality{Identity: id, Node: "n1"}), k.Realities.Key("n1", id.String()), []string{k.Realities.Key("n2", id.String()), k.Realities.Key("n1", other.String())}},
-		"intent":     {reading(&st.Intents, pod.Intent{Identity: id}), k.Intents.Key("n1", id.String()), []string{k.Intents.Key("n1", other.String()), k.Intents.Key("n1", foreign.String())}},
+		"reality":    {reading(&st.Realities, pod.Reality{Identity: id, Node: "n1", State: pod.StateReady}), k.Realities.Key("n1", id.String()), []string{k.Realities.Key("n2", id.String()), k.Realities.Key("n1", other.String())}},
+		"intent":     {reading(&st.Intents, pod.Intent{Identity: id, State: pod.Stopped, Revision: 1}), k.Intents.Key("n1", id.String()), []string{k.Intents.Key("n1", other.String()), k.Intents.Key("n1", foreign.String())}},
 		"node":       {reading(&st.Nodes, node.Node{Name: "n1"}), k.Nodes.Key("n1"), []string{k.Nodes.Key("n10")}},
 		"operators":  {reading(&st.NodeOps, node.Ops{Name: "n1"}), k.NodeOps.Key("n1"), []string{k.NodeOps.Key("n10")}},
 		"request":    {reading(&st.Requests, Request{ID: "u", RCID: "rc", Kind: RepairReservation, Node: "n"}), k.Requests.Key("rc", "u"), []string{k.Requests.Key("rc2", "u"), k.Requests.Key("rc", "v")}},
@@ -50,7 +50,7 @@ func TestACopyUnderAnotherKeyIsCorrupt(t *testing.T) {
 // reading returns a function that reads a record under a key.
 func reading[T any](of *Records[T], record T) func(string) error {
 	return func(key string) error {
-		_, err := of.decode(consul.Pair{Key: key, Value: encode(record), ModifyIndex: 1})
+		_, err := of.decode(consul.Pair{Key: key, Value: asJSON(record), ModifyIndex: 1})
 		return err
 	}
 }

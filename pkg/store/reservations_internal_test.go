@@ -26,7 +26,7 @@ func TestReservationsAreListedOrAskedFor(t *testing.T) {
 		case i == 7:
 			ops = append(ops, consul.Set(st.keys.Reservations.Key(name), []byte("{")))
 		case i%3 == 0:
-			ops = append(ops, consul.Set(st.keys.Reservations.Key(name), encode(&node.Reservation{Claims: map[string]node.Claim{id.String(): {Pod: id, CPU: int64(i)}}})))
+			ops = append(ops, consul.Set(st.keys.Reservations.Key(name), asJSON(&node.Reservation{Claims: map[string]node.Claim{id.String(): {Pod: id, CPU: int64(i)}}})))
 		}
 	}
 	if _, err := st.c.Commit(t.Context(), ops); err != nil {

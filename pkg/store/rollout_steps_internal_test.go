@@ -51,7 +51,7 @@ func deploy(t *testing.T, st *FarmSession, r rollout.Record, index uint64, recs 
 	entry := map[string]any{"service": "web", "revision": 2, "rollout": r.ID, "later": []int{1}}
 	var besides []consul.Op
 	if index == 0 {
-		besides = append(besides, consul.Set(st.keys.Entries.Key("web", "2"), encode(entry)))
+		besides = append(besides, consul.Set(st.keys.Entries.Key("web", "2"), asJSON(entry)))
 	}
 	return (&Deployments{st.db}).Deploy(t.Context(), Deploy{
 		Rollout: Rec[rollout.Record]{Value: r, Index: index}, RCs: recs, SchemaIndex: schema.Index,
@@ -339,7 +339,7 @@ func TestTheWatchOfRollouts(t *testing.T) {
 	if err := (&Leader{db: farm.db, fenced: farm.c.Commit}).WriteRolloutIncident(t.Context(), "web", 0, &incident); err != nil {
 		t.Fatal(err)
 	}
-	for key, value := range map[string]string{farm.keys.Rollouts.Key("bad"): "{", farm.keys.Rollouts.Key("copy"): string(encode(rolloutOf("one", revision(1, 1)))), farm.keys.RolloutIncidents.Key("odd"): "{"} {
+	for key, value := range map[string]string{farm.keys.Rollouts.Key("bad"): "{", farm.keys.Rollouts.Key("copy"): string(asJSON(rolloutOf("one", revision(1, 1)))), farm.keys.RolloutIncidents.Key("odd"): "{"} {
 		if _, err := farm.c.Commit(t.Context(), []consul.Op{consul.Set(key, []byte(value))}); err != nil {
 			t.Fatal(err)
 		}

@@ -150,14 +150,14 @@ func (s *db) createSchema(ctx context.Context, gate func(context.Context) Gate) 
 		if _, exists := found[key]; exists {
 			continue
 		}
-		var value []byte
 		switch key {
 		case s.keys.Breaker.Key():
-			value = encode(Breaker{})
+			ops = append(ops, cas(key, Breaker{}, 0))
 		case s.keys.Gate.Key():
-			value = encode(gate(ctx))
+			ops = append(ops, cas(key, gate(ctx), 0))
+		default:
+			ops = append(ops, consul.CAS(key, nil, 0))
 		}
-		ops = append(ops, consul.CAS(key, value, 0))
 	}
 	_, err = s.c.Commit(ctx, ops)
 	return err
@@ -222,9 +222,9 @@ func (t *Duties) MarkSynced(ctx context.Context, schema Rec[Schema]) error {
 
 // create makes a key that nobody else has made meanwhile. Nothing rings when it could not, so it tries until the answer is
 // definite: the error is that of a missing permission, or of the context.
-func (s *db) create(ctx context.Context, key string, value []byte) error {
+func (s *db) create(ctx context.Context, op consul.Op) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
-		_, err := s.c.Commit(ctx, []consul.Op{consul.CAS(key, value, 0)})
+		_, err := s.c.Commit(ctx, []consul.Op{op})
 		switch {
 		case errors.Is(err, ErrRefused) && !Denied(err):
 			return struct{}{}, nil // somebody else was first

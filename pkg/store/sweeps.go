@@ -53,7 +53,7 @@ func (s *Leader) AskSweep(ctx context.Context, at At, a Audit) error {
 	r := Request{ID: fmt.Sprintf("%s%s-%s.%d", leaderID, at.Node, at.Role, at.Index), RCID: at.RCID, Kind: SweepOrphan, Node: at.Node, Pod: at.Identity, By: s.farmID, At: time.Now().UTC()}
 	request, record, placement := s.keys.Requests.Key(at.RCID, r.ID), s.keys.RCs.Key(at.RCID), s.keys.Pods.Key(identity)
 	_, err := s.fenced(ctx, []consul.Op{
-		consul.CheckMissing(record), consul.CheckMissing(placement), consul.CAS(request, encode(r), 0), s.audit(a), s.ring(at.RCID),
+		consul.CheckMissing(record), consul.CheckMissing(placement), cas(request, r, 0), s.audit(a), s.ring(at.RCID),
 	})
 	for _, key := range []string{request, record, placement} {
 		err = conflictOn(err, key)

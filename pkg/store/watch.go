@@ -44,7 +44,7 @@ func (s *db) watchPrefix(ctx context.Context, prefix string, o consul.WatchOptio
 	return s.c.WatchPrefix(ctx, prefix, o, func(snap consul.Snapshot) error {
 		missing := len(snap.Pairs) == 0 || snap.Pairs[0].Key != prefix // keys come sorted
 		if missing {
-			if err := s.create(ctx, prefix, nil); err != nil && ctx.Err() == nil {
+			if err := s.create(ctx, consul.CAS(prefix, nil, 0)); err != nil && ctx.Err() == nil {
 				o.OnError(err)
 			}
 		}

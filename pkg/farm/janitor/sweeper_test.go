@@ -3,6 +3,7 @@ package janitor_test
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 
 func tell(t *testing.T, client *consul.Client, st *store.Store, node string, id pod.Identity) {
 	t.Helper()
-	value, err := json.Marshal(pod.Intent{Identity: id, PodID: "web", Digest: "d", State: pod.Running, Revision: 1})
+	value, err := json.Marshal(pod.Intent{Identity: id, PodID: "web", Digest: strings.Repeat("d", 64), State: pod.Running, Revision: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"strings"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -113,7 +114,7 @@ func missing(v *node.View, res node.Reservation, want node.Claim, reason schedul
 	}
 	slots, cpu, memory := 0, int64(0), int64(0)
 	for h := range scheduler.Others(v, res, want.Pod) {
-		slots, cpu, memory = slots+1, cpu+h.CPU, memory+h.Memory
+		slots, cpu, memory = slots+1, field.Sum(cpu, h.CPU), field.Sum(memory, h.Memory)
 	}
 	var lacks []string
 	add := func(what string, offered, used, wanted int64) {

@@ -296,11 +296,11 @@ func TestInUse(t *testing.T) {
 		}
 	}
 	var many []machine.Socket
-	for i := range machine.MaxInUse {
+	for i := range node.MaxPortsInUse {
 		many = append(many, at("0.0.0.0", 1000+i), at("0.0.0.0", 20000+2*i))
 	}
 	got := view.InUse(many[2:], nil)
-	if len(got) != machine.MaxInUse || got[0] != 1001 || got[1] != 20002 || !slices.IsSorted(got) {
+	if len(got) != node.MaxPortsInUse || got[0] != 1001 || got[1] != 20002 || !slices.IsSorted(got) {
 		t.Errorf("%d in use: %v", len(got), got)
 	}
 }

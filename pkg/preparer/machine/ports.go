@@ -111,11 +111,8 @@ type View struct {
 	Ephemeral node.PortRange
 }
 
-// MaxInUse bounds how many numbers a node's record lists.
-const MaxInUse = 128
-
 // InUse returns the numbers, sorted, that others than the node's pods have. Within the range for dynamic ports any socket counts that a pod could meet
-// there, but no ephemeral UDP number, which clients take and leave; elsewhere, where static ports are, what a TCP listener of the pod would meet on the node's address, but no ephemeral number. Beyond MaxInUse those
+// there, but no ephemeral UDP number, which clients take and leave; elsewhere, where static ports are, what a TCP listener of the pod would meet on the node's address, but no ephemeral number. Beyond node.MaxPortsInUse those
 // of the range stay.
 func (v View) InUse(sockets []Socket, pods map[int]bool) []int {
 	var dynamic, static []int
@@ -131,7 +128,7 @@ func (v View) InUse(sockets []Socket, pods map[int]bool) []int {
 	}
 	dynamic, static = distinct(dynamic), distinct(static)
 	all := append(dynamic, static...)
-	all = all[:min(len(all), MaxInUse)]
+	all = all[:min(len(all), node.MaxPortsInUse)]
 	slices.Sort(all)
 	return all
 }
@@ -165,7 +162,7 @@ func (s *Steady) Look(found []int, pods map[int]bool) []int {
 	}
 	for _, port := range slices.Sorted(maps.Keys(s.listed)) {
 		_, still := slices.BinarySearch(found, port)
-		if missed := s.listed[port] + 1; !still && !pods[port] && missed < LeaveAfter && len(listed) < MaxInUse {
+		if missed := s.listed[port] + 1; !still && !pods[port] && missed < LeaveAfter && len(listed) < node.MaxPortsInUse {
 			listed[port] = missed
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -52,9 +53,10 @@ type Keeper struct {
 
 	// Says returns what the record should say, and with it the orphans, if the intents that tell them are known.
 	Says     func() (n node.Node, orphans []pod.Orphan, knows bool)
-	Locked   func(bool) // is told that the lock was taken, or is another's
-	NameLost func()     // is told that another host has taken the name over, which ends all pods
-	Refused  func(bool) // is told whether the name is another host's
+	Locked   func(bool)  // is told that the lock was taken, or is another's
+	Cut      func(n int) // is told how many fields of the record, and orphans, are cut or left out because their readers would refuse them
+	NameLost func()      // is told that another host has taken the name over, which ends all pods
+	Refused  func(bool)  // is told whether the name is another host's
 
 	ConfirmLoss time.Duration                      // between two answers that the name was taken over
 	RelistEvery time.Duration                      // between two looks at the pages, which nothing watches
@@ -130,6 +132,7 @@ func (k *Keeper) nextRecord(ctx context.Context, pause time.Duration) (must, aga
 func (k *Keeper) recordAfterPages(ctx context.Context, again bool) (node.Node, error) {
 	const key = "orphans"
 	n, orphans, knows := k.Says()
+	orphans = k.fit(&n, orphans)
 	if !knows {
 		return n, nil
 	}
@@ -146,6 +149,25 @@ func (k *Keeper) recordAfterPages(ctx context.Context, again bool) (node.Node, e
 	k.Limiter.Over(key)
 	n.OrphanPages = &pages
 	return n, nil
+}
+
+// fit cuts what farms would refuse of a record, and leaves out orphans that they would, which the record then counts, and says so: a node that could not write its record
+// because of one field of it would be no node.
+func (k *Keeper) fit(n *node.Node, orphans []pod.Orphan) []pod.Orphan {
+	const key = "record out of bounds"
+	cut := n.Fit()
+	orphans, n.OrphansLeftOut = node.FitOrphans(orphans)
+	all := len(cut) + n.OrphansLeftOut
+	k.Cut(all)
+	switch {
+	case n.OrphansLeftOut > 0:
+		k.Limiter.Report(key, "farms would refuse some of what this node says; that is cut", fmt.Errorf("%d orphans are left out; cut are %v", n.OrphansLeftOut, cut))
+	case all > 0:
+		k.Limiter.Report(key, "farms would refuse some of what this node says; that is cut", fmt.Errorf("cut are %v", cut))
+	default:
+		k.Limiter.Over(key)
+	}
+	return orphans
 }
 
 // notAcquired says why the node's lock is not held.

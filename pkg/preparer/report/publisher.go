@@ -196,7 +196,7 @@ func (pub *Publisher) writeTogether(ctx context.Context, due []pendingWrite) (al
 
 // aboutRecord reports whether an error is about what is written, so that other writes may do better.
 func aboutRecord(err error) bool {
-	return errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrTooLarge) || errors.Is(err, store.ErrRefused)
+	return errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrTooLarge) || errors.Is(err, store.ErrInvalid) || errors.Is(err, store.ErrRefused)
 }
 
 // wrote notes that Consul has a reality, and at what index.
