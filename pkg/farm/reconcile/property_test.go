@@ -226,6 +226,8 @@ func (w *world) pass(t rapid.TB, resync bool) int {
 			w.checkDeaths(t, &plan.Changes[len(plan.Changes)-1])
 		}
 	}
+	checkWritten(t, plan.Changes)
+	checkWritten(t, plan.Marks)
 	for i := range plan.Changes {
 		if w.lands != nil && !w.lands() {
 			continue // its batch was refused, or the farm died before
