@@ -72,6 +72,7 @@ var scenarios = map[string]func(*env){
 	"exec-stop":         execStop,
 	"push":              pushScenario,
 	"hostile-pod":       hostilePod,
+	"hostile-node":      hostileNode,
 	"reboot":            reboot,
 	"hooks":             hooks,
 	"upgrade":           upgrade,

@@ -59,15 +59,15 @@ func aCluster(t *testing.T) (s *conn, prefix string) {
 		}
 	}
 	k := s.Keys()
-	putRecord(t, s, k.Nodes.Key("n1"), `{"name":"n1","orphans":[{"rc_id":"01gone","role":"main","index":0,"pod_id":"old","digest":"d","revision":1},
-		{"rc_id":"01gone","role":"main","index":1,"pod_id":"old","digest":"d","revision":1}]}`)
+	putRecord(t, s, k.Nodes.Key("n1"), `{"name":"n1","orphans":[{"rc_id":"01gone","role":"main","index":0,"pod_id":"old","digest":"d000000000000000000000000000000000000000000000000000000000000000","revision":1},
+		{"rc_id":"01gone","role":"main","index":1,"pod_id":"old","digest":"d000000000000000000000000000000000000000000000000000000000000000","revision":1}]}`)
 	putRecord(t, s, k.Nodes.Key("n2"), `{"name":"n2"}`)
 	putRecord(t, s, k.NodeOps.Key("n2"), `{"name":"n2","unschedulable":true,"drain":{"since":"2026-01-02T03:04:05Z"}}`)
 	putRecord(t, s, k.Reservations.Key("n2"), `{"holders":{},"closed":true}`)
 	putRecord(t, s, k.Breaker.Key(), `{"tripped":true,"since":"2026-01-02T03:04:05Z"}`)
 	for i := range 100 {
 		putRecord(t, s, fmt.Sprintf("%smain.%d", k.Pods.Below("01lost"), i), fmt.Sprintf(
-			`{"rc_id":"01lost","role":"main","index":%d,"node":"n1","pod_id":"lost","digest":"d","revision":1,"run_state":"running"}`, i))
+			`{"rc_id":"01lost","role":"main","index":%d,"node":"n1","pod_id":"lost","digest":"d000000000000000000000000000000000000000000000000000000000000000","revision":1,"run_state":"running"}`, i))
 	}
 	registerPassing(t, prefix, "n3")
 	return s, prefix

@@ -54,7 +54,7 @@ func podWithLog(t *testing.T, s *conn, rcName, node string) (file string) {
 	putRecord(t, s, s.Keys().RCs.Key(rcName+"id"), fmt.Sprintf(`{"id":"%sid","name":%q,"manifest":"d","replica_groups":[{"role":"main","count":1}]}`, rcName, rcName))
 	putRecord(t, s, s.Keys().Nodes.Key(node), fmt.Sprintf(`{"name":%q,"api":%q}`, node, api.URL()))
 	putRecord(t, s, s.Keys().Pods.Key(pod.Identity{RCID: rcName + "id", Role: "main"}.String()), fmt.Sprintf(
-		`{"rc_id":"%sid","role":"main","index":0,"node":%q,"pod_id":%q,"digest":"0123456789abcdef","run_state":"running","revision":7,"labels":{"app":"shop"}}`,
+		`{"rc_id":"%sid","role":"main","index":0,"node":%q,"pod_id":%q,"digest":"0123456789abcdef000000000000000000000000000000000000000000000000","run_state":"running","revision":7,"labels":{"app":"shop"}}`,
 		rcName, node, rcName))
 	return file
 }
