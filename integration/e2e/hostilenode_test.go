@@ -138,13 +138,14 @@ func hostileNode(e *env) {
 		name := fmt.Sprintf("n%d", n)
 		e.preparer(n, "--token-file", e.tokenFile(name, e.tokensOf(1, "preparer", "--node", name, "--agent", agent)[0].SecretID))
 	}
+	token := e.tokensOf(1, "preparer", "--node", "n9", "--agent", agent)[0].SecretID
 	e.token = e.tokensOf(1, "operator")[0].SecretID
 	other := e.hello(1, nil)
 	other.Name, other.Port = "other", 8090
 	e.applied(e.hello(2, nil))
 	e.applied(other)
 	e.deployed(web{replicas: 2, version: "1", update: "step: 1"})
-	h := &hostile{env: e, node: "n9", rcs: map[string]string{}}
+	h := &hostile{env: e, node: "n9", token: token, rcs: map[string]string{}}
 	all, _, err := e.store.RCs.List(e.t.Context(), store.Consistent)
 	if err != nil || len(all) != 3 {
 		e.t.Fatalf("%d controllers, %v", len(all), err)
@@ -152,7 +153,6 @@ func hostileNode(e *env) {
 	for i := range all {
 		h.rcs[all[i].Value.Name] = all[i].Value.ID
 	}
-	h.token = e.tokensOf(1, "preparer", "--node", h.node, "--agent", agent)[0].SecretID
 	var session struct{ ID string }
 	e.decode([]byte(h.may(http.MethodPut, "/v1/session/create", fmt.Sprintf(`{"Node":%q,"TTL":"600s","LockDelay":"0s"}`, agent))), &session)
 	h.session = session.ID
