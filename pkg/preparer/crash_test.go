@@ -75,7 +75,7 @@ func TestMinReadyGoesOn(t *testing.T) {
 	if r, _, err := b.reality(0); err != nil || r.Available {
 		t.Errorf("before its time: %+v, %v", r, err)
 	}
-	rec.Counting.Since.Up -= time.Hour
+	rec.Counting.Since.Up = max(1, rec.Counting.Since.Up-time.Hour)
 	data, err := json.Marshal(rec)
 	if err == nil {
 		err = os.WriteFile(file, data, 0o600)

@@ -100,7 +100,7 @@ func TestLongRestartStopsNothing(t *testing.T) {
 	before := b.awaitReady(0, digest, 10)
 	pid := b.pid(0)
 	a.stop()
-	b.setContact(func(m *proc.Moment) { m.Up -= time.Hour })
+	b.setContact(func(m *proc.Moment) { m.Up = max(1, m.Up-time.Hour) }) // not before the machine's start
 
 	b.start()
 	b.tell(intent(0, digest, pod.Running, 20))

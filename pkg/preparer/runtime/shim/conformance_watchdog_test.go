@@ -22,15 +22,40 @@ const dogTimeout = 3 * time.Second
 // late is how much later than that a process may be told to stop on a busy machine.
 const late = 20 * time.Second
 
-// renew writes the note, as of so long ago.
+// renew writes the note, as of so long ago, but not before the machine's start.
 func (b *bench) renew(ago time.Duration) (at proc.Moment) {
 	b.Helper()
 	at = b.now()
-	at.Up -= ago
+	at.Up = max(1, at.Up-ago)
 	if err := proc.WriteNote(b.path("note"), at); err != nil {
 		b.Fatal(err)
 	}
 	return at
+}
+
+// keepRenewed renews the note again and again, until the function that it returns is called.
+func (b *bench) keepRenewed() (stop func()) {
+	b.Helper()
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			now, err := proc.Now()
+			if err == nil {
+				err = proc.WriteNote(b.path("note"), now)
+			}
+			if err != nil {
+				b.Errorf("renew the note: %v", err)
+				return
+			}
+			select {
+			case <-done:
+				return
+			case <-time.After(dogTimeout / 30):
+			}
+		}
+	}()
+	return func() { close(done); <-ended }
 }
 
 func (b *bench) now() proc.Moment {
@@ -269,14 +294,14 @@ func TestWatchdogOnAFullDisk(t *testing.T) {
 		n := newNode(t)
 		b := &bench{T: t, Runtime: n.Client, node: n, dir: n.Dir}
 		spec := b.watched(b.script("p", idle))
-		spec.Watchdog.Timeout = time.Hour
+		forget := b.keepRenewed() // in place: that needs no room
 		st := b.startReady(spec)
 		disktest.Fill(t, disk)
 		if err := os.RemoveAll(b.path("reserve")); err != nil {
 			t.Fatal(err)
 		}
 		disktest.Fill(t, disk)
-		b.renew(2 * time.Hour) // in place: that needs no room
+		forget()
 		n.killSupervisor(t)
 		b.await("p", "stopped", func(st runtime.Status) bool { return st.Phase == runtime.Stopped })
 		b.wantGone(st.PID)
