@@ -113,11 +113,21 @@ func (s *Session) Left() time.Duration {
 
 // asleep returns for how long the machine has slept since its start: the clock behind time.Since stands still meanwhile, and Consul's does not.
 func asleep() time.Duration {
-	var all, awake unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &awake) != nil || unix.ClockGettime(unix.CLOCK_BOOTTIME, &all) != nil {
+	var awake unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &awake) != nil {
 		return 0
 	}
-	return time.Duration(all.Nano() - awake.Nano())
+	return sinceStart() - time.Duration(awake.Nano())
+}
+
+// sinceStart returns how long ago the machine started, time asleep included. It panics if the kernel has no such clock: each Linux since
+// 2.6.39 has (clock_gettime(2)).
+func sinceStart() time.Duration {
+	var all unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &all); err != nil {
+		panic(fmt.Sprintf("read the clock since the machine's start: %v", err))
+	}
+	return time.Duration(all.Nano())
 }
 
 func (s *Session) lastConfirmed() time.Time {

@@ -32,6 +32,11 @@ type WatchOptions struct {
 // DefaultWait is how long a server keeps a standing query open.
 const DefaultWait = 5 * time.Minute
 
+// deletionsKept is for how long after the last good look Consul surely remembers each deletion since then. Its tombstones live 15
+// minutes, which no option changes (TombstoneTTL in Consul's agent/consul/config.go). One minute is left for the time between a
+// question and the look at its answer.
+const deletionsKept = 14 * time.Minute
+
 // The pause between two polls of one watch. It grows while changes come without end, so that a storm is read in few
 // large snapshots; a lone change waits for nothing.
 const (
@@ -110,8 +115,9 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 		open  = o.Wait // how long the server keeps the next query open
 	)
 	for ctx.Err() == nil {
+		asked := c.past.now()
 		pairs, next, err := c.pollOnce(ctx, read, index, open, level)
-		if err == nil && seen.wentBack(pairs, next) {
+		if err == nil && seen.wentBack(pairs, next, c.past.now()) {
 			pairs, next, err = c.pollOnce(ctx, read, 0, o.Wait, Consistent)
 		}
 		if err != nil {
@@ -134,7 +140,7 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 			idle = minGap
 		}
 		if moved := first || next != seen.index; moved || fails > 0 || pulled {
-			snap := Snapshot{Pairs: pairs, Index: next, WentBack: seen.wentBack(pairs, next)}
+			snap := Snapshot{Pairs: pairs, Index: next, WentBack: seen.wentBack(pairs, next, c.past.now())}
 			// After failures the receiver's world may be another one: deliver even what looks the same.
 			changed := first || fails > 0 || pulled || !seen.same(pairs)
 			first = false
@@ -149,6 +155,7 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 				seen, epoch = history{released: o.Released, own: o.Own}, c.past.forget() // what was seen before is of another history
 			}
 			seen = seen.remember(pairs, next)
+			seen.at = asked
 			if err != nil {
 				return err
 			}
@@ -156,6 +163,7 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 		} else if index > 0 {
 			open = o.Wait
 		}
+		seen.at = asked
 		fails = 0
 		if pulled {
 			if err := o.Next(ctx); err != nil {
@@ -196,9 +204,19 @@ func (c *Client) pollOnce(ctx context.Context, read poll, index uint64, wait tim
 
 // past is what the watches of a client have seen, by what they watch.
 type past struct {
+	clock func() time.Duration // time since the machine's start, time asleep included; nil: sinceStart
+
 	mu    sync.Mutex
 	epoch int // of the store: another one since it went back
 	seen  map[string]history
+}
+
+// now reads the clock by which looks are timed.
+func (p *past) now() time.Duration {
+	if p.clock != nil {
+		return p.clock()
+	}
+	return sinceStart()
 }
 
 // recall returns what was seen last, and the epoch.
@@ -236,6 +254,7 @@ func (p *past) forget() (epoch int) {
 type history struct {
 	valid    bool
 	index    uint64
+	at       time.Duration     // when the last good look was asked for, by past.clock; the store was like this then or later
 	keys     map[string]uint64 // modify index by key
 	released bool              // see WatchOptions.Released
 	own      bool              // see WatchOptions.Own
@@ -283,7 +302,10 @@ func (h history) same(pairs []Pair) bool {
 // than the index then, or a deletion together with a lower index, or a lock that another session has taken without being
 // one more to have it. A lock that was removed and made again since counts from the beginning; whose it is knows better
 // whether that can be.
-func (h history) wentBack(pairs []Pair, index uint64) bool {
+//
+// A deletion together with a lower index proves nothing after a long time without a look: Consul forgets the deletion, and
+// the index falls to that of the newest key that is left. So this sign counts only for deletionsKept after the last look.
+func (h history) wentBack(pairs []Pair, index uint64, now time.Duration) bool {
 	if !h.valid {
 		return false
 	}
@@ -297,7 +319,7 @@ func (h history) wentBack(pairs []Pair, index uint64) bool {
 			return true
 		}
 	}
-	return index < h.index && len(pairs) != len(h.keys)
+	return index < h.index && len(pairs) != len(h.keys) && now-h.at < deletionsKept
 }
 
 // gapper paces deliveries.

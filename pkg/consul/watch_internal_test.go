@@ -1,8 +1,13 @@
 package consul
 
 import (
+	"errors"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/hashicorp/consul/api"
 )
 
 func TestHistoryWentBack(t *testing.T) {
@@ -14,6 +19,7 @@ func TestHistoryWentBack(t *testing.T) {
 		index  uint64
 		after  keys
 		next   uint64
+		away   time.Duration // since the last look
 		want   bool
 	}{
 		"nothing seen yet":                            {first: true, after: keys{"a": 5}, next: 5},
@@ -37,12 +43,19 @@ func TestHistoryWentBack(t *testing.T) {
 		"one for another":                             {before: keys{"a": 5, "b": 9}, index: 9, after: keys{"a": 5, "c": 8}, next: 8, want: true},
 		"another history at the same index":           {before: keys{"a": 5}, index: 5, after: keys{"a": 5, "b": 5}, next: 5, want: true},
 		"a newer version below an index that is past": {before: keys{"a": 5}, index: 9, after: keys{"a": 7}, next: 7, want: true},
+
+		"not made yet, just before a tombstone ends": {before: keys{"a": 5, "b": 9}, index: 9, after: keys{"a": 5}, next: 5, away: deletionsKept - 1, want: true},
+		"deleted, and Consul has forgotten that":     {before: keys{"a": 5, "b": 9}, index: 9, after: keys{"a": 5}, next: 5, away: deletionsKept},
+		"all deleted, and Consul has forgotten that": {before: keys{"a": 9}, index: 9, after: keys{}, next: 6, away: 20 * time.Minute},
+		"an older version, after a long time":        {before: keys{"a": 9}, index: 9, after: keys{"a": 5}, next: 5, away: time.Hour, want: true},
+		"a deleted key is back, after a long time":   {before: keys{"a": 5}, index: 8, after: keys{"a": 12, "b": 7}, next: 12, away: time.Hour, want: true},
 	} {
 		var h history
 		if !tc.first {
 			h = h.remember(pairsOf(tc.before), tc.index)
+			h.at = time.Hour
 		}
-		if got := h.wentBack(pairsOf(tc.after), tc.next); got != tc.want {
+		if got := h.wentBack(pairsOf(tc.after), tc.next, h.at+tc.away); got != tc.want {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
 		}
 	}
@@ -87,7 +100,7 @@ func TestHistoryOfLocksWentBack(t *testing.T) {
 			if own {
 				want = tc.own
 			}
-			if got := h.wentBack(tc.after, 9); got != want {
+			if got := h.wentBack(tc.after, 9, 0); got != want {
 				t.Errorf("%s, own %v: %v, want %v", name, own, got, want)
 			}
 		}
@@ -146,5 +159,57 @@ func TestRetryPauseIsBounded(t *testing.T) {
 		if got := retryPause(fails); got < 50*time.Millisecond || got > 7500*time.Millisecond {
 			t.Errorf("after %d failures: %s", fails, got)
 		}
+	}
+}
+
+// A watch that did not look for longer than Consul remembers deletions takes none of them for a return in time. It may have been stopped while
+// it waited, with an answer that was old when it was read: so a look counts from when it was asked for.
+func TestADeletionThatConsulHasForgotten(t *testing.T) {
+	t.Parallel()
+	both, one := pairsOf(map[string]uint64{"a": 5, "b": 9}), pairsOf(map[string]uint64{"a": 5})
+	type answer struct {
+		after time.Duration // since the last answer was read
+		pairs []Pair
+		index uint64
+		err   error
+	}
+	gone := answer{pairs: one, index: 5}
+	later := func(after time.Duration, a answer) answer { a.after = after; return a }
+	failed := answer{after: time.Minute, err: errors.New("no answer")}
+	for name, tc := range map[string]struct {
+		answers []answer
+		want    bool
+	}{
+		"restored soon":                       {[]answer{{pairs: both, index: 9}, later(time.Minute, gone), gone}, true},
+		"restored after a quiet time":         {[]answer{{pairs: both, index: 9}, {319 * time.Second, both, 9, nil}, later(319*time.Second, gone), gone}, true}, // the longest that a query stays open
+		"deleted while the process stood":     {[]answer{{pairs: both, index: 9}, later(17*time.Minute, gone), gone}, false},
+		"deleted while Consul was away":       {append(append([]answer{{pairs: both, index: 9}}, slices.Repeat([]answer{failed}, 14)...), gone, gone), false},
+		"restored while Consul was away":      {append(append([]answer{{pairs: both, index: 9}}, slices.Repeat([]answer{failed}, 13)...), gone, gone), true},
+		"stood with an old answer to be read": {[]answer{{pairs: both, index: 9}, {17 * time.Minute, both, 9, nil}, gone, gone}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				now, left := time.Hour, tc.answers
+				c := &Client{timeout: time.Second}
+				c.past.clock = func() time.Duration { return now }
+				enough := errors.New("enough")
+				var wentBack bool
+				err := c.watch(t.Context(), "it", WatchOptions{}, func(*api.QueryOptions) ([]Pair, uint64, error) {
+					a := left[0]
+					left = left[1:]
+					now += a.after
+					return a.pairs, a.index, a.err
+				}, func(s Snapshot) error {
+					if wentBack = s.WentBack; len(s.Pairs) == 1 {
+						return enough
+					}
+					return nil
+				})
+				if !errors.Is(err, enough) || wentBack != tc.want {
+					t.Errorf("%v; a return in time: %t, want %t", err, wentBack, tc.want)
+				}
+			})
+		})
 	}
 }
