@@ -113,14 +113,14 @@ func newWorld(t *testing.T) *world {
 	for _, name := range []string{"f1", "f2"} {
 		w.command(typeRegister, fields{"Node": name, "Check": fields{"CheckID": "alive", "Status": "passing"}})
 		w.command(typeSession, fields{"Op": "create", "Session": fields{
-			"ID": "s-" + name, "Name": "rcfarm/farm/" + name, "Node": name, "Behavior": "release", "NodeChecks": []string{"alive"},
+			"ID": "s-" + name, "Name": "rcfarm/farm/" + name + "@" + prefix, "Node": name, "Behavior": "release", "NodeChecks": []string{"alive"},
 		}})
 	}
 	w.schema = w.txn(kv("set", "schema", fields{"nonce": "n0"}))
 	w.breaker = w.txn(kv("set", "breaker", fields{}))
 	for _, name := range []string{"n1", "n2"} {
 		w.command(typeRegister, fields{"Node": name, "Check": fields{"CheckID": "serfHealth", "Status": "passing"}})
-		w.command(typeSession, fields{"Op": "create", "Session": fields{"ID": "s-" + name, "Name": "rcfarm/preparer/" + name, "Node": name}})
+		w.command(typeSession, fields{"Op": "create", "Session": fields{"ID": "s-" + name, "Name": "rcfarm/preparer/" + name + "@" + prefix, "Node": name}})
 		record := fields{"name": name, "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": name}
 		w.txn(kv("lock", "nodes/0/"+name, record).by("s-" + name))
 	}

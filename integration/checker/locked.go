@@ -7,7 +7,7 @@ import (
 )
 
 // ownerAt returns the farm that held a controller's lock when the transaction was carried out, and its session; "" when none
-// did. A session that lives by its own TTL, and not by a check, bears the incarnation in its name too.
+// did. A session's name has the key prefix after the farm's. One that lives by its own TTL, and not by a check, bears the incarnation, too.
 func (w *Write) ownerAt(rcID string) (farm, sessionID string) {
 	lock := w.before(prefix + "locks/" + rcID)
 	if lock == nil || lock.Session == "" || lock.lockValue() == nil {
@@ -16,7 +16,7 @@ func (w *Write) ownerAt(rcID string) (farm, sessionID string) {
 	farm = lock.lockValue().Farm
 	s, alive := w.state.sessions[lock.Session]
 	name, ours := strings.CutPrefix(s.name, "rcfarm/farm/")
-	if stable, _, _ := strings.Cut(name, "/"); !alive || !ours || stable != farm {
+	if stable, rest, _ := strings.Cut(name, "@"); !alive || !ours || stable != farm || !strings.HasPrefix(rest, prefix) {
 		return "", ""
 	}
 	return farm, lock.Session

@@ -25,10 +25,13 @@ func TestWritersHaveTheLocks(t *testing.T) {
 	w.expect("P1 share changed by another")
 }
 
-// A session that lives by its own TTL bears the incarnation in its name; that of another farm does not count.
+// A session that lives by its own TTL bears the incarnation in its name. A session of another farm, or of another cluster's, does not count.
 func TestSessionsOfBothKinds(t *testing.T) {
 	t.Parallel()
-	for name, rule := range map[string]string{"rcfarm/farm/f1/01j": "", "rcfarm/farm/f11/01j": "P1 lock not held by a farm", "rcfarm/farm/f1x": "P1 lock not held by a farm"} {
+	for name, rule := range map[string]string{
+		"rcfarm/farm/f1@rcfarm/": "", "rcfarm/farm/f1@rcfarm//01j": "", "rcfarm/farm/f11@rcfarm//01j": "P1 lock not held by a farm",
+		"rcfarm/farm/f1@other/": "P1 lock not held by a farm", "rcfarm/farm/f1": "P1 lock not held by a farm",
+	} {
 		w := newWorld(t)
 		w.command(typeSession, fields{"Op": "create", "Session": fields{"ID": "s-ttl", "Name": name, "Node": "f1", "Behavior": "release"}})
 		w.txn(kv("unlock", lockKey, fields{"farm": "f1"}).by("s-f1"))

@@ -120,7 +120,7 @@ func TestOneLivingCopyOfAnOrderedIndex(t *testing.T) {
 	)
 	back := func(w *world) {
 		w.agent("n1", "passing")
-		w.command(typeSession, fields{"Op": "create", "Session": fields{"ID": "s-n1", "Name": "rcfarm/preparer/n1", "Node": "n1"}})
+		w.command(typeSession, fields{"Op": "create", "Session": fields{"ID": "s-n1", "Name": "rcfarm/preparer/n1@" + prefix, "Node": "n1"}})
 		record := fields{"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": "n1", "ttl": shortTTL.String(), "enforces_stop_after": true}
 		w.txn(kv("lock", "nodes/0/n1", record).by("s-n1"))
 	}

@@ -87,7 +87,7 @@ func (n *Node) resume(ctx context.Context, anew bool) error {
 // sessions simulates the node, in one session after the other. Without a door it watches its intents.
 func (n *Node) sessions(ctx context.Context, d *door) error {
 	cfg := consul.SessionConfig{
-		Kind: "preparer", Name: n.Record.Name, TTL: n.TTL, Meta: n.Store.PreparerMeta(n.Record.Name), Journal: n.journal,
+		Kind: "preparer", Name: n.Record.Name, Scope: n.Store.Keys().Prefix(), TTL: n.TTL, Meta: n.Store.PreparerMeta(n.Record.Name), Journal: n.journal,
 	}
 	return n.Client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 		defer n.contact(false)

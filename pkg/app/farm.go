@@ -158,7 +158,7 @@ func (f *Farm) Run(ctx context.Context) error {
 // own owns controllers, in one session after the other.
 func (f *Farm) own(ctx context.Context) error {
 	session := consul.SessionConfig{
-		Kind: "farm", Name: f.cfg.ID, Mode: consul.SessionMode(f.cfg.Session), TTL: f.cfg.TTL, Journal: f.dir,
+		Kind: "farm", Name: f.cfg.ID, Scope: f.store.Keys().Prefix(), Mode: consul.SessionMode(f.cfg.Session), TTL: f.cfg.TTL, Journal: f.dir,
 		OnEvent: func(event string, s *consul.Session, err error) {
 			if errors.Is(err, consul.ErrLost) {
 				f.metrics.SessionLost()

@@ -258,7 +258,7 @@ func (p *Preparer) Run(ctx context.Context) error {
 // serve reports to Consul and takes intents from it, in one session after the other.
 func (p *Preparer) serve(ctx context.Context) error {
 	session := consul.SessionConfig{
-		Kind: "preparer", Name: p.cfg.Node, TTL: p.cfg.TTL, Journal: p.dir, OnEvent: p.sessionEvents,
+		Kind: "preparer", Name: p.cfg.Node, Scope: p.store.Keys().Prefix(), TTL: p.cfg.TTL, Journal: p.dir, OnEvent: p.sessionEvents,
 		Meta: p.store.PreparerMeta(p.cfg.Node), SessionTTL: preparerSessionTTL,
 		OnRenewed: func(ctx context.Context, s *consul.Session, every time.Duration) error {
 			return p.store.NodeHeard(ctx, s, p.cfg.Node, every)

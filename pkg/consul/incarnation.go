@@ -25,7 +25,14 @@ func (c *SessionConfig) checkID(incarnation string) string {
 	return c.serviceID(incarnation) + "-ttl"
 }
 
-func (c *SessionConfig) sessionName() string { return fmt.Sprintf("rcfarm/%s/%s", c.Kind, c.Name) }
+// sessionName is no beginning of another daemon's followed by a slash: a scope ends with one slash, and has no two in a row.
+func (c *SessionConfig) sessionName() string {
+	name := fmt.Sprintf("rcfarm/%s/%s", c.Kind, c.Name)
+	if c.Scope != "" {
+		name += "@" + c.Scope
+	}
+	return name
+}
 
 // openSession registers the incarnation, where an agent vouches for it, and takes both sessions. The agent passes a new check on to the servers in its
 // own time, so that the first tries may find it missing.

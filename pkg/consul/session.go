@@ -25,10 +25,13 @@ const lockDelay = time.Millisecond
 
 // SessionConfig describes one daemon's liveness.
 type SessionConfig struct {
-	Kind string        // "farm" or "preparer"; the Consul service is rcfarm-<kind>
-	Name string        // stable name of the farm or node
-	Mode SessionMode   // ByCheck when empty
-	TTL  time.Duration // of the check, DefaultTTL when zero, at least 1 s; or of the sessions, at least MinSessionTTL
+	Kind string // "farm" or "preparer"; the Consul service is rcfarm-<kind>
+	Name string // stable name of the farm or node
+	// Scope is the key prefix of the cluster. It tells apart daemons of one kind and name that belong to several clusters on one Consul: after
+	// a regression a daemon destroys all earlier sessions of its own kind, name and scope (R5).
+	Scope string
+	Mode  SessionMode   // ByCheck when empty
+	TTL   time.Duration // of the check, DefaultTTL when zero, at least 1 s; or of the sessions, at least MinSessionTTL
 	// SessionTTL is the TTL that the sessions have beside the check, at least TTL and MinSessionTTL. The agent cannot pass on that the
 	// check fails when Consul refuses the token; then this ends them, within twice the time.
 	SessionTTL time.Duration

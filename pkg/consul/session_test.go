@@ -471,12 +471,13 @@ func TestRunSessionPurgesAfterARegression(t *testing.T) {
 	name := func(of string) *api.SessionEntry {
 		return &api.SessionEntry{Name: "rcfarm/farm/" + of, LockDelay: time.Millisecond}
 	}
-	mine, longer := rawSession(t, raw, name(t.Name())), rawSession(t, raw, name(t.Name()+"x"))
+	mine, longer := rawSession(t, raw, name(t.Name()+"@a/")), rawSession(t, raw, name(t.Name()+"@a/b/"))
+	others := []string{longer, rawSession(t, raw, name(t.Name()+"x@a/")), rawSession(t, raw, name(t.Name()+"@b/")), rawSession(t, raw, name(t.Name()))}
 	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	c := clientOf(t, consul.Config{Address: p.Addr})
 	tenures := 0
 	journal := &memJournal{}
-	cfg := consul.SessionConfig{Kind: "farm", Name: t.Name(), Journal: journal, TTL: 5 * time.Second}
+	cfg := consul.SessionConfig{Kind: "farm", Name: t.Name(), Scope: "a/", Journal: journal, TTL: 5 * time.Second}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	err := c.RunSession(ctx, cfg, func(_ context.Context, s *consul.Session) error {
 		switch tenures++; tenures {
@@ -508,7 +509,9 @@ func TestRunSessionPurgesAfterARegression(t *testing.T) {
 	if !errors.Is(err, errTestDone) || tenures != 2 {
 		t.Errorf("RunSession returned %v after %d tenures", err, tenures)
 	}
-	sessionAlive(t, raw, longer)
+	for _, session := range others { // of another name, of another cluster, and of a daemon that names none
+		sessionAlive(t, raw, session)
+	}
 }
 
 // What the role started has stopped when it returns; only then are the locks given up.
