@@ -21,26 +21,49 @@ const (
 	massStopLeast  = 10
 )
 
-// stopCounter counts for the breaker what the controllers of this farm mean to run, and when it asked pods to stop. What an earlier owner
-// asked for is learnt from the placements when they are first read (R14).
+// stopCounter counts for the breaker what the controllers of this farm mean to run, and when this farm first saw that pods were asked to
+// stop. What an earlier owner asked for is learnt from the placements when they are first read (R14). Time is counted by the clock that is
+// never set, because a clock that was wrong once must not let stops count for hours.
 type stopCounter struct {
 	mu     sync.Mutex
-	last   map[pod.Identity]time.Time // when a pod was asked to stop last, within the window
-	pods   map[string]int             // that are meant to run, by controller
-	unread map[string]bool            // their locks were taken together with others, and they were not read since: nothing is known of their pods
+	last   map[pod.Identity]counted // the last stop of each pod
+	pods   map[string]int           // that are meant to run, by controller
+	unread map[string]bool          // their locks were taken together with others, and they were not read since: nothing is known of their pods
 }
 
 func newStopCounter() *stopCounter {
-	return &stopCounter{last: map[pod.Identity]time.Time{}, pods: map[string]int{}, unread: map[string]bool{}}
+	return &stopCounter{last: map[pod.Identity]counted{}, pods: map[string]int{}, unread: map[string]bool{}}
 }
 
 type stop struct {
-	at  time.Time
+	at  time.Time // when it was asked for, as the placement says
 	pod pod.Identity
 }
 
-// add notes stops; the same pod counts once in the window, from when it was asked for last.
-func (s *stopCounter) add(now time.Time, stops []stop) {
+// counted is one stop that the farm has seen.
+type counted struct {
+	asked time.Time // as the placement says
+	seen  time.Time // first by this farm, on the steady clock; zero: an operator has reset the breaker since
+}
+
+// moment is the present by two clocks.
+type moment struct {
+	wall   time.Time // to compare with records
+	steady time.Time // never set, to count by
+}
+
+func momentNow() moment {
+	now := time.Now()
+	return moment{wall: now.Round(0), steady: now}
+}
+
+// counts reports whether the stop counts at a moment.
+func (c counted) counts(now moment) bool {
+	return !c.seen.IsZero() && now.steady.Sub(c.seen) <= massStopWindow
+}
+
+// add notes stops. The same pod counts once, from when this farm saw its last stop first.
+func (s *stopCounter) add(now moment, stops []stop) {
 	if len(stops) == 0 {
 		return // most passes
 	}
@@ -50,30 +73,49 @@ func (s *stopCounter) add(now time.Time, stops []stop) {
 	s.note(now, stops)
 }
 
-// note notes what is within the window. A stop that was planned before may have landed only now. The caller holds the mutex.
-func (s *stopCounter) note(now time.Time, stops []stop) {
+// note notes stops that are new and were asked for within the window, or, by a clock that was wrong, in the future. The caller holds the
+// mutex.
+func (s *stopCounter) note(now moment, stops []stop) {
 	for _, st := range stops {
-		if now.Sub(st.at) <= massStopWindow && st.at.After(s.last[st.pod]) {
-			s.last[st.pod] = st.at
+		known, is := s.last[st.pod]
+		switch {
+		case is && known.asked.After(now.wall): // the record gets a time that can be
+			s.last[st.pod] = counted{asked: st.at, seen: known.seen}
+		case is && !st.at.After(known.asked):
+		case now.wall.Sub(st.at) <= massStopWindow:
+			s.last[st.pod] = counted{asked: st.at, seen: now.steady}
 		}
 	}
 }
 
-// forgetOld forgets what was asked for before the window. The caller holds the mutex.
-func (s *stopCounter) forgetOld(now time.Time) {
-	maps.DeleteFunc(s.last, func(_ pod.Identity, at time.Time) bool { return now.Sub(at) > massStopWindow })
+// forgetOld forgets the stops that do not count any more, unless their placements would have them counted again. The caller holds the mutex.
+func (s *stopCounter) forgetOld(now moment) {
+	maps.DeleteFunc(s.last, func(_ pod.Identity, c counted) bool { return !c.counts(now) && now.wall.Sub(c.asked) > massStopWindow })
+}
+
+// reset has the stops of before count no more, because an operator has looked at them and has reset the breaker.
+func (s *stopCounter) reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, c := range s.last {
+		s.last[id] = counted{asked: c.asked}
+	}
 }
 
 // admit decides about stops that a controller plans, at one moment for all workers: it counts them with those of the window,
 // each pod once, and with what the farm's controllers mean to run besides, of which left are this one's. Where that is no mass stop all
 // of that is noted before anybody else counts.
-func (s *stopCounter) admit(now time.Time, rcID string, left int, planned []stop) (stops, owned int, ok bool) {
+func (s *stopCounter) admit(now moment, rcID string, left int, planned []stop) (stops, owned int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.forgetOld(now)
-	stops = len(s.last)
+	for _, c := range s.last {
+		if c.counts(now) {
+			stops++
+		}
+	}
 	for _, st := range planned {
-		if _, known := s.last[st.pod]; !known {
+		if !s.last[st.pod].counts(now) {
 			stops++
 		}
 	}
@@ -114,6 +156,14 @@ func (s *stopCounter) forget(rcID string) {
 	delete(s.unread, rcID)
 }
 
+// unreadable notes that records of a controller cannot be read. None of its pods is stopped and none counts as owned, so the stops of other
+// controllers need not wait for it.
+func (s *stopCounter) unreadable(rcID string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.unread, rcID)
+}
+
 func (s *stopCounter) isUnread(rcID string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,8 +191,9 @@ const (
 // they are too many. A change that was made with --allow-mass-stop is let pass. A farm that is still taking over does not know
 // yet what it owns: then the plan is not admitted, and must not be carried out.
 func (ps *pass) admitStops(ctx context.Context, plan *reconcile.Plan) (admitted bool, err error) {
-	kit, now, record := ps.kit, ps.snapshot.Now, &ps.head.RC.Value
-	planned := stopsOf(plan, now)
+	kit, record := ps.kit, &ps.head.RC.Value
+	now := moment{wall: ps.snapshot.Now, steady: ps.snapshot.SteadyNow()}
+	planned := stopsOf(plan, now.wall)
 	left := ps.staying(planned)
 	if ps.mayStopMany() {
 		kit.stops.means(ps.id, left) // before any of its stops is on its way
@@ -173,7 +224,7 @@ func (ps *pass) admitStops(ctx context.Context, plan *reconcile.Plan) (admitted 
 		"if that is right, %s and run rcctl farm resume", kit.farm, stops, owned, record.Name, ask)
 	ps.log.WithField("reason", reason).Error("tripping the mass-stop breaker")
 	audit := store.NewAudit(kit.farm, "trip", ps.id, []string{"breaker: not tripped -> tripped (" + reason + ")"})
-	err = kit.trip.TripBreaker(ctx, ps.breaker.Index, store.Breaker{Tripped: true, Reason: reason, By: kit.farm, Since: now}, audit)
+	err = kit.trip.TripBreaker(ctx, ps.breaker.Index, store.Breaker{Tripped: true, Reason: reason, By: kit.farm, Since: now.wall}, audit)
 	if err != nil && !errors.Is(err, store.ErrConflict) {
 		return false, err
 	}
@@ -229,7 +280,7 @@ func stopping(placements []store.Rec[pod.Placement]) []stop {
 // learn takes from the head what the breaker must know of a controller before the first plan for it.
 func (ps *reading) learn() {
 	if !ps.mayStopMany() {
-		ps.kit.stops.add(time.Now(), stopping(ps.head.Placements))
+		ps.kit.stops.add(momentNow(), stopping(ps.head.Placements))
 	}
 	ps.kit.stops.means(ps.id, ps.staying(nil))
 }

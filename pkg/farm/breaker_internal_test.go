@@ -229,31 +229,124 @@ func TestNoStopIsJudgedBeforeAllIsRead(t *testing.T) {
 	}
 }
 
+// stopsOfMany are the first stops of a controller.
+func stopsOfMany(rcID string, n int, at time.Time) (out []stop) {
+	for i := range n {
+		out = append(out, stop{at: at, pod: pod.Identity{RCID: rcID, Role: "main", Index: i}})
+	}
+	return out
+}
+
 // A stop counts from when it was asked for last, however often it had been tried before, and each pod once.
 func TestTheBreakerCountsFromTheLastTry(t *testing.T) {
 	t.Parallel()
 	s, now := newStopCounter(), time.Now()
-	stops := func(rcID string, n int, at time.Time) (out []stop) {
-		for i := range n {
-			out = append(out, stop{at: at, pod: pod.Identity{RCID: rcID, Role: "main", Index: i}})
-		}
-		return out
-	}
+	at := func(later time.Duration) moment { return moment{wall: now.Add(later), steady: now.Add(later)} }
 	s.means("b", 100)
 	for _, try := range []time.Duration{0, 20 * time.Second} {
-		if n, _, ok := s.admit(now.Add(try), "a", 100, stops("a", 12, now.Add(try))); n != 12 || !ok {
+		if n, _, ok := s.admit(at(try), "a", 100, stopsOfMany("a", 12, now.Add(try))); n != 12 || !ok {
 			t.Fatalf("after %s: %d stops, admitted %t", try, n, ok)
 		}
 	}
-	s.add(now.Add(25*time.Second), stops("a", 12, now)) // an older word of the same
+	s.add(at(25*time.Second), stopsOfMany("a", 12, now)) // an older word of the same
 	s.forget("a")
 	s.means("b", 3)
-	later := now.Add(massStopWindow + 10*time.Second) // after the first try
-	if n, owned, ok := s.admit(later, "c", 9, stops("c", 3, later)); n != 15 || owned != 27 || ok {
+	later := at(massStopWindow + 10*time.Second) // after the first try
+	if n, owned, ok := s.admit(later, "c", 9, stopsOfMany("c", 3, later.wall)); n != 15 || owned != 27 || ok {
 		t.Errorf("%d of %d stops, admitted %t", n, owned, ok)
 	}
-	later = now.Add(massStopWindow + 21*time.Second)
-	if n, owned, ok := s.admit(later, "c", 9, stops("c", 3, later)); n != 3 || owned != 15 || !ok {
+	later = at(massStopWindow + 21*time.Second)
+	if n, owned, ok := s.admit(later, "c", 9, stopsOfMany("c", 3, later.wall)); n != 3 || owned != 15 || !ok {
 		t.Errorf("%d of %d stops, admitted %t", n, owned, ok)
+	}
+}
+
+// A farm's clock runs an hour ahead while it stops pods, and is then corrected. What the farm asked for counts for a minute, and not until the clock
+// gets there again, whether the placements say the time of then or have got another one.
+func TestTheBreakerCountsByTheSteadyClock(t *testing.T) {
+	t.Parallel()
+	for name, rewritten := range map[string]bool{"the placements keep the time": false, "the placements get a time that can be": true} {
+		s, now := newStopCounter(), time.Now()
+		s.means("b", 28)
+		wrong := moment{wall: now.Add(time.Hour), steady: now}
+		if n, _, ok := s.admit(wrong, "a", 0, stopsOfMany("a", 12, wrong.wall)); n != 12 || !ok {
+			t.Fatalf("%s: %d stops, admitted %t", name, n, ok)
+		}
+		right := func(after time.Duration) moment { return moment{wall: now.Add(after), steady: now.Add(after)} }
+		says := wrong.wall
+		if rewritten {
+			says = right(30 * time.Second).wall
+		}
+		s.add(right(30*time.Second), stopsOfMany("a", 12, says))
+		if n, _, _ := s.admit(right(40*time.Second), "c", 30, stopsOfMany("c", 1, right(40*time.Second).wall)); n != 13 {
+			t.Errorf("%s: %d stops count within the minute, want 13", name, n)
+		}
+		s.add(right(10*time.Minute), stopsOfMany("a", 12, says)) // their nodes have not confirmed them yet
+		later := right(10 * time.Minute)
+		if n, _, ok := s.admit(later, "d", 19, stopsOfMany("d", 9, later.wall)); n != 9 || !ok {
+			t.Errorf("%s: ten minutes later %d stops count, want 9; admitted %t", name, n, ok)
+		}
+	}
+}
+
+// A farm that takes over counts what an earlier owner asked for within the last minute, whatever is said of the future, and nothing older.
+func TestTheBreakerCountsWhatAnEarlierOwnerAskedFor(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	at := func(later time.Duration) moment { return moment{wall: now.Add(later), steady: now.Add(later)} }
+	for name, c := range map[string]struct {
+		said time.Duration
+		want int
+	}{
+		"a moment ago":               {-time.Second, 12},
+		"just a minute ago":          {-massStopWindow, 12},
+		"longer ago":                 {-massStopWindow - 1, 0},
+		"in the future":              {time.Hour, 12},
+		"in the very distant future": {100 * 365 * 24 * time.Hour, 12},
+	} {
+		s := newStopCounter()
+		s.add(at(0), stopsOfMany("a", 12, now.Add(c.said)))
+		if n, _, _ := s.admit(at(massStopWindow), "b", 100, nil); n != c.want {
+			t.Errorf("%s: %d count after a minute, want %d", name, n, c.want)
+		}
+		s.add(at(massStopWindow+1), stopsOfMany("a", 12, now.Add(c.said)))
+		if n, _, _ := s.admit(at(massStopWindow+1), "b", 100, nil); n != 0 {
+			t.Errorf("%s: %d count after more than a minute", name, n)
+		}
+	}
+}
+
+// What an operator has looked at, and answered with rcctl farm resume, counts no more. What is asked for afterwards does.
+func TestResumingClearsWhatTheBreakerCounted(t *testing.T) {
+	t.Parallel()
+	s, now := newStopCounter(), momentNow()
+	s.means("b", 28)
+	stops := stopsOfMany("a", 12, now.wall)
+	s.add(now, stops)
+	s.reset()
+	s.add(now, stops) // their nodes have not confirmed them yet
+	if n, _, ok := s.admit(now, "c", 19, stopsOfMany("c", 9, now.wall)); n != 9 || !ok {
+		t.Errorf("%d stops count after the reset, want 9; admitted %t", n, ok)
+	}
+	again := moment{wall: now.wall.Add(time.Second), steady: now.steady.Add(time.Second)}
+	if n, _, _ := s.admit(again, "a", 0, stopsOfMany("a", 12, again.wall)); n != 21 {
+		t.Errorf("%d stops count, want the 9 and 12 new ones", n)
+	}
+}
+
+// A controller whose records cannot be read holds back no stops of others, also while farms come and go.
+func TestAnUnreadableControllerHoldsBackNoStops(t *testing.T) {
+	t.Parallel()
+	passes, plans := stopsAll(t, &tripping{}, 2, 20)
+	passes[0].kit.cache.as.stable = time.Now()
+	stops := passes[1].kit.stops
+	stops.claimed(passes[1].id)
+	plans[0].Changes = plans[0].Changes[:5]
+	if admitted, err := passes[0].admitStops(t.Context(), plans[0]); admitted || err != nil {
+		t.Errorf("a stop was admitted while a controller had not been read: %v, %v", admitted, err)
+	}
+	stops.unreadable(passes[1].id)
+	if admitted, err := passes[0].admitStops(t.Context(), plans[0]); !admitted || err != nil {
+		t.Errorf("the stops wait for a controller that cannot be read: %v, %v", admitted, err)
 	}
 }

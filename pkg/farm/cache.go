@@ -304,11 +304,11 @@ func (w *cache) breakerSeen(ctx context.Context, s store.Seen[store.Breaker]) er
 		rec = s.Recs[0]
 	}
 	w.mu.Lock()
-	changed := w.as.breaker.Index != rec.Index
+	before := w.as.breaker
 	w.as.breaker = rec
 	w.mu.Unlock()
-	if changed {
-		w.emit(breakerMoved{})
+	if before.Index != rec.Index {
+		w.emit(breakerMoved{reset: before.Value.Tripped && rec.Index != 0 && !rec.Value.Tripped})
 	}
 	return nil
 }

@@ -66,6 +66,7 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	case errors.Is(err, store.ErrNotFound):
 		return 0, ps.abandon(ctx, ps.head.Status)
 	case errors.As(err, &corrupt):
+		ps.kit.stops.unreadable(ps.id)
 		return 0, cmp.Or(ps.writer.sayUnreadable(ctx, ps.head, err), err)
 	case err != nil:
 		return 0, err

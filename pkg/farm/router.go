@@ -18,7 +18,7 @@ type (
 	membersMoved struct{}
 	epochMoved   struct{}
 	witnessFound struct{} // a node says that it saw the store go back in time
-	breakerMoved struct{}
+	breakerMoved struct{ reset bool } // an operator has reset it
 	// recordsMissing: something vanished that should be there.
 	recordsMissing struct{}
 	// unreadableFound: all that one watch cannot read now.
@@ -61,6 +61,9 @@ func (f *Farm) route(e event) {
 	case witnessFound:
 		f.witness.Raise()
 	case breakerMoved:
+		if e.reset {
+			f.kit.stops.reset()
+		}
 		f.enqueueOwned(func(*ReplicationController) bool { return true })
 	case recordsMissing:
 		f.sweepNow.Raise()

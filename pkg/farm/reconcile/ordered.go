@@ -148,14 +148,11 @@ func (s *Snapshot) silent(name string) bool { return s.machineLost(name) && !s.N
 // seenLost returns for how long this farm has seen that a machine is lost. Consul forgets failed agents: of one that was lost by then, and whose
 // loss placements know, the preparer's death counts.
 func (s *Snapshot) seenLost(v *node.View) time.Duration {
-	now, since := s.Steady, v.LostSeen
-	if now.IsZero() {
-		now = s.Now
-	}
+	since := v.LostSeen
 	if since.IsZero() {
 		since = v.DeadSeen
 	}
-	return now.Sub(since)
+	return s.SteadyNow().Sub(since)
 }
 
 // lostSince returns since when the machine of a pod is lost in the node's present death, nil where the placement does not say.

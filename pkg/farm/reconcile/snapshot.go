@@ -200,6 +200,14 @@ func (p *Pod) hasStopped(g pod.Ghost) bool {
 	return confirmed(r, p.Revision+1) || in != nil && in.State == pod.Running && confirmed(r, in.Revision+1)
 }
 
+// SteadyNow returns the moment of the snapshot by the clock that is never set.
+func (s *Snapshot) SteadyNow() time.Time {
+	if s.Steady.IsZero() {
+		return s.Now
+	}
+	return s.Steady
+}
+
 // saysNow reports whether what a node reported is of now. Where the store went back in time, the reports are those of then until the node has spoken: it may have
 // been told since to run what it had stopped. So it is while holding, as whoever began the epoch may have said no more than that it is new.
 func (s *Snapshot) saysNow(name string) bool {
