@@ -17,7 +17,7 @@ type (
 	nodesMoved   struct{ changed, orphaned map[string]bool }
 	membersMoved struct{}
 	epochMoved   struct{}
-	witnessFound struct{} // a node says that it saw the store go back in time
+	witnessFound struct{}             // a node says that it saw the store go back in time
 	breakerMoved struct{ reset bool } // an operator has reset it
 	// recordsMissing: something vanished that should be there.
 	recordsMissing struct{}

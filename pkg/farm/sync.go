@@ -49,9 +49,6 @@ const (
 // tellHoldEvery is how often statuses follow the reason why nothing is added: nodes may answer one after the other.
 const tellHoldEvery = 5 * time.Second
 
-// clockError is how far the clocks of the farms may be apart.
-const clockError = 10 * time.Second
-
 // endGrace is what a machine needs to schedule its supervisor, and its kernel to end what was killed (ADR 23).
 const endGrace = 5 * time.Second
 
@@ -122,7 +119,7 @@ func (f *Farm) notSynced(ctx context.Context, schema store.Schema, since time.Ti
 		return reason
 	}
 	// Our own clock counts. The other one only tells an epoch that is old beyond doubt.
-	if wait := 2 * f.cfg.TTL; time.Since(since) < wait && time.Since(schema.CreatedAt) < wait+clockError {
+	if wait := 2 * f.cfg.TTL; time.Since(since) < wait && time.Since(schema.CreatedAt) < wait+field.ClockError {
 		// Unless some farm has waited already. That spares the time only, not the answer of a single node.
 		if epoch, err := f.cfg.Store.SyncedEpoch(ctx); err != nil || epoch != schema.Epoch {
 			return "the records are new: waiting for nodes to report what they run"

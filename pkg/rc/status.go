@@ -141,6 +141,7 @@ func SetCondition(conds []Condition, t ConditionType, isTrue bool, reason string
 	if conds[i].True != isTrue {
 		conds[i].Since = now
 	}
+	field.NotAhead(&conds[i].Since, now)
 	conds[i].True, conds[i].Reason = isTrue, reason
 	return conds
 }

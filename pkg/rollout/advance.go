@@ -69,10 +69,12 @@ func (w stage) preDeploy() bool {
 		return fail("its node is lost, so nobody knows how it ended, and it does not run twice")
 	case seen != nil && seen.Failed != "":
 		return fail("%s", seen.Failed)
-	case !w.Now().Before(p.Until):
-		return fail("it has not ended within %s", PreDeployTimeout)
 	default:
-		w.look(p.Until.Sub(w.Now()))
+		left := w.left(PreDeployTimeout, w.Now().Sub(p.Until.Add(-PreDeployTimeout)))
+		if left <= 0 {
+			return fail("it has not ended within %s", PreDeployTimeout)
+		}
+		w.look(left)
 		return false
 	}
 	return w.nextStage()
@@ -283,7 +285,7 @@ func (w stage) timeout(why string) bool {
 	if d == 0 {
 		return false
 	}
-	if left := w.Record.ProgressAt.Add(d).Sub(w.Now()); left > 0 {
+	if left := w.left(d, w.Now().Sub(w.Record.ProgressAt)); left > 0 {
 		w.look(left)
 		return false
 	}

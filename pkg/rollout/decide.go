@@ -16,6 +16,7 @@ const patience = 5 * time.Second
 // until something else has changed. The record must have passed Check.
 func Decide(rec Record, obs Observed) Decision {
 	w := newWork(rec, obs)
+	w.readRight()
 	if !w.Record.State.Ended() {
 		w.answer()
 	}

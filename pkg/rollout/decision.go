@@ -9,7 +9,10 @@ import (
 
 // Observed is what the runner has read before it asks Decide.
 type Observed struct {
-	Now     time.Time
+	Now time.Time
+	// Watched is for how long this process has seen the record with its present ProgressAt, by a clock that is never set; nil: it is not known.
+	// A stage times out only after that time, too, because the clock of Now may be wrong.
+	Watched *time.Duration
 	Epoch   string // of the cluster
 	Breaker string // why the breaker is tripped, "" if it is not
 	// Revisions are the controllers of the record's revisions by id. One that is known not to exist is there with an empty RC.ID; one that is

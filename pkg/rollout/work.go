@@ -54,6 +54,30 @@ func newMember(v *Revision, seen Seen, epoch string) *Member {
 	return m
 }
 
+// readRight replaces the times of the record that lie in the future, because the clock of the farm that wrote them was wrong.
+func (w *Work) readRight() {
+	r, now := w.Record, w.Now()
+	field.NotAhead(&r.StartedAt, now)
+	field.NotAhead(&r.StageSince, now)
+	field.NotAhead(&r.ProgressAt, now)
+	field.NoneAhead(&r.WaitingSince, now)
+	if r.PreDeploy != nil && r.PreDeploy.Until.After(now.Add(PreDeployTimeout+field.ClockError)) {
+		r.PreDeploy.Until = now.Add(PreDeployTimeout)
+	}
+	if r.Gate != nil {
+		field.NoneAhead(&r.Gate.NextAt, now.Add(time.Duration(r.Gate.Tries)*time.Second))
+	}
+}
+
+// left returns how much of a time is left that began so long ago by the wall clock. This process has watched for all of it when nothing is left:
+// a clock that is ahead must not end it.
+func (w *Work) left(d, elapsed time.Duration) time.Duration {
+	if w.obs.Watched != nil {
+		elapsed = min(elapsed, *w.obs.Watched)
+	}
+	return d - elapsed
+}
+
 // Now is the time of the decision.
 func (w *Work) Now() time.Time { return w.obs.Now }
 

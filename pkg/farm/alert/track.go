@@ -124,6 +124,7 @@ func Track(in Input) (incidents []rc.Incident, due time.Duration) {
 // step moves one incident that is known already.
 func (in *Input) step(i rc.Incident) (next rc.Incident, keep bool) {
 	i.Reason = field.Cut(i.Reason, rc.MaxReason) // whoever wrote it
+	field.NotAhead(&i.Since, in.Now)             // or people would hear of it only when the clock gets there
 	if i.AlertedAt == nil && in.Notified[Tell{Incident: i}.ID()] {
 		now := in.Now
 		i.AlertedAt = &now

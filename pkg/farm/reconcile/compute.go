@@ -14,6 +14,7 @@ import (
 // possible comes with the next look.
 func Compute(s *Snapshot) Plan {
 	slices.SortFunc(s.Pods, func(a, b Pod) int { return a.Identity.Compare(b.Identity) })
+	s.readRight()
 	s.lost, s.chosen = lostMachines(s), map[pod.Identity]string{}
 	s.countNodes()
 	d := &draft{s: s, limits: limitsOf(s), changed: map[pod.Identity]bool{}, stopped: map[pod.Identity]bool{}}
@@ -47,6 +48,7 @@ func Compute(s *Snapshot) Plan {
 	}
 	lost.markGhosts()
 	renewals{d}.renew()
+	clocks{lost}.note()
 	minimum{room}.guardMinimum()
 	report{d}.report()
 	d.plan.Alone, d.plan.Unaided = alone(s, &d.plan), unaided(s, &d.plan)

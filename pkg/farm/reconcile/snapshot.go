@@ -96,6 +96,8 @@ type Pod struct {
 	// Claims is the pod's claim in the reservations of the same nodes, nil where there is none; a node whose reservation cannot
 	// be read is absent. It is nil when they were not read: only the slow resync, and the first pass after a claim, do.
 	Claims map[string]*node.Claim
+
+	timesAhead bool // the placement in Consul has times in the future; see clocks
 }
 
 // Orphan is a pod that a living node runs without a matching intent, or one that a node was told about and that has no placement; see Tell.

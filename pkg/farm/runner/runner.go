@@ -1,6 +1,7 @@
 // Package runner is the loop that carries rollouts out (ADR 16): it claims the lock of a service's rollout, reads, asks
-// rollout.Decide, and writes what that says in one transaction. Nothing is decided by what it remembers: whoever has the lock next
-// goes on from the records. Start reading at Runner.Start.
+// rollout.Decide, and writes what that says in one transaction. Nothing is decided by what it remembers, but that a stage times
+// out only after this process has watched it for that long: the next holder of the lock goes on from the records. Start reading at
+// Runner.Start.
 package runner
 
 import (
@@ -125,6 +126,21 @@ type carried struct {
 	gate       gate
 	judged     time.Time // the change of the members after which it was found to be this farm's; see handOver
 	looks      looks.Looks
+	progress   watched
+}
+
+// watched is since when this process has seen a rollout without progress.
+type watched struct {
+	at    time.Time // of the progress, as the record says
+	since time.Time // by the clock that is never set
+}
+
+// see returns for how long the record has said that its last progress was at a time.
+func (w *watched) see(at, now time.Time) time.Duration {
+	if w.since.IsZero() || !at.Equal(w.at) {
+		w.at, w.since = at, now
+	}
+	return now.Sub(w.since)
 }
 
 // The pace of repeated tries of one rollout.

@@ -131,8 +131,10 @@ func (r *Runner) afterFailure(ctx context.Context, c *carried, err error) error 
 
 // observe is what a decision is made from.
 func (r *Runner) observe(ctx context.Context, v *store.RolloutView, c *carried) (rollout.Observed, error) {
+	now := time.Now()
+	watched := c.progress.see(v.Rollout.Value.ProgressAt, now)
 	seen := rollout.Observed{
-		Now: time.Now().UTC(), Epoch: v.Schema.Value.Epoch, Gate: c.gate.answer(v.Rollout.Value.ID), Revisions: make(map[string]rollout.Seen, len(v.RCs)),
+		Now: now.UTC(), Watched: &watched, Epoch: v.Schema.Value.Epoch, Gate: c.gate.answer(v.Rollout.Value.ID), Revisions: make(map[string]rollout.Seen, len(v.RCs)),
 	}
 	if v.Breaker.Value.Tripped {
 		seen.Breaker = v.Breaker.Value.Reason
