@@ -37,6 +37,7 @@ func (s *scope) close() {
 // agent is one running Consul.
 type agent struct {
 	addr string // host:port of its HTTP API
+	id   string // of its node
 	rpc  int    // port of the servers' protocol
 	serf int    // port that others join
 	dev  bool   // in dev mode
@@ -62,8 +63,9 @@ func (b *bench) startAgent(ctx context.Context, sc *scope, args []string, conf m
 	if err != nil {
 		return nil, err
 	}
+	id := devserver.NewNodeID()
 	all := map[string]any{
-		"bind_addr": "127.0.0.1", "client_addr": "127.0.0.1", "disable_update_check": true, "log_level": "warn",
+		"node_id": id, "bind_addr": "127.0.0.1", "client_addr": "127.0.0.1", "disable_update_check": true, "log_level": "warn",
 		"retry_interval": "1s", // of joining
 		"node_name":      fmt.Sprintf("agent-%d", ports[2]),
 		"ports": map[string]int{
@@ -85,7 +87,7 @@ func (b *bench) startAgent(ctx context.Context, sc *scope, args []string, conf m
 		args = append(args, "-data-dir", filepath.Join(dir, "data"))
 	}
 	a := &agent{
-		addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0])), rpc: ports[1], serf: ports[2], dev: slices.Contains(args, "-dev"), done: make(chan struct{}),
+		addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0])), id: id, rpc: ports[1], serf: ports[2], dev: slices.Contains(args, "-dev"), done: make(chan struct{}),
 	}
 	cmd := exec.Command(bin, append([]string{"agent", "-config-file", file}, args...)...)
 	if err := consultest.StartTied(cmd, func(error) { close(a.done) }); err != nil {
@@ -163,5 +165,5 @@ func (b *bench) startThree(ctx context.Context, sc *scope) (*agent, error) {
 func waitReady(ctx context.Context, a *agent) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, consulLimit, errors.New("not ready in time"))
 	defer cancel()
-	return devserver.WaitReady(ctx, a.addr)
+	return devserver.WaitReady(ctx, devserver.Identity{Addr: a.addr, NodeID: a.id})
 }

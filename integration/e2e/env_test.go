@@ -115,6 +115,7 @@ var scenarios = map[string]func(*env){
 	"legacy-scale":      legacyScale,
 	"local-service":     localService,
 	"each-node":         eachNode,
+	"dev-port-taken":    devPortTaken,
 }
 
 func TestScenario(t *testing.T) {

@@ -120,6 +120,11 @@ func RunDev(ctx context.Context, cfg DevConfig, ready func(DevState)) (err error
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
+	if cfg.Port != 0 {
+		if err := devserver.CheckFree(ctx, cfg.Port); err != nil {
+			return takenError(cfg.Port, err)
+		}
+	}
 	if err := makeDevDirs(cfg.Dir); err != nil {
 		return fmt.Errorf("development cluster: %w", err)
 	}
@@ -183,38 +188,90 @@ func (c *DevConfig) conns() int {
 	return c.Farms*farmConns + c.Nodes*preparerConns + people
 }
 
-// startConsul starts Consul, which knows nothing of lifelines, and waits until it answers.
+// ErrPortTaken says that another program has the port that Consul was to have. Nothing was asked of it, and nothing written.
+var ErrPortTaken = errors.New("another program has the port")
+
+// takenError says what to do about it.
+func takenError(port int, err error) error {
+	return fmt.Errorf("consul-port: %w: %d is in use on 127.0.0.1 (%w), and a development cluster uses no Consul that it has not started; name another port, or 0 for a free one",
+		ErrPortTaken, port, err)
+}
+
+// errConsulEnded says that Consul ended before it was ready, as where another program has taken one of its ports meanwhile.
+var errConsulEnded = errors.New("consul ended")
+
+// consulTries is how often Consul is started on other free ports where it ends before it is ready.
+const consulTries = 3
+
+// startConsul starts Consul, and waits until the one that it has started answers. Nothing else speaks to what is at that address before.
 func (d *devCluster) startConsul(ctx context.Context, group *errgroup.Group) error {
-	addr, args, err := devserver.Args(ctx, devserver.Config{
+	for try := 1; ; try++ {
+		err := d.tryConsul(ctx, group)
+		switch {
+		case errors.Is(err, devserver.ErrForeign):
+			return takenError(d.cfg.Port, err)
+		case !errors.Is(err, errConsulEnded), try == consulTries, ctx.Err() != nil:
+			return err
+		}
+	}
+}
+
+// tryConsul starts Consul once. It knows nothing of lifelines.
+func (d *devCluster) tryConsul(ctx context.Context, group *errgroup.Group) error {
+	server, err := devserver.New(ctx, devserver.Config{
 		Bin: d.cfg.Consul, Dir: filepath.Join(d.cfg.Dir, "consul"), Port: d.cfg.Port, MaxClientConns: d.cfg.conns(),
 	})
 	if err != nil {
 		return err
 	}
-	d.state.ConsulAddr = addr // nothing else runs yet
-	started := make(chan error, 1)
+	d.state.ConsulAddr = server.Addr // nothing else runs yet
+	started, ended := make(chan error, 1), make(chan struct{})
+	var exit error // why Consul has ended, once it has
 	group.Go(func() error {
 		// The kernel kills Consul when this thread ends, as it does when this process is killed: so this must stay the thread that started it.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		cmd, err := d.start("consul", d.cfg.Consul, syscall.SIGKILL, args...)
-		if d.consul = cmd; err != nil {
-			started <- err
-			return err
+		defer close(ended)
+		cmd, err := d.start("consul", d.cfg.Consul, syscall.SIGKILL, server.Args...)
+		d.consul = cmd
+		started <- err
+		if err == nil {
+			exit = fmt.Errorf("%w (%v); see %s", errConsulEnded, cmd.Wait(), d.log("consul")) //nolint:errorlint // it may be nil
 		}
-		started <- nil
-		err = cmd.Wait()
-		if d.ending.Load() {
-			return nil
-		}
-		return fmt.Errorf("consul ended (%v); see %s", err, d.log("consul")) //nolint:errorlint // it may be nil
+		return nil
 	})
 	if err := <-started; err != nil {
 		return err
 	}
 	waitCtx, cancel := context.WithTimeout(ctx, devStartLimit)
 	defer cancel()
-	return devserver.WaitReady(waitCtx, addr)
+	waitCtx, stop := context.WithCancel(waitCtx)
+	defer stop()
+	go func() {
+		select {
+		case <-ended:
+			stop()
+		case <-waitCtx.Done():
+		}
+	}()
+	if err := devserver.WaitReady(waitCtx, server.Identity); err != nil {
+		select {
+		case <-ended:
+			if !errors.Is(err, devserver.ErrForeign) {
+				err = exit
+			}
+		default:
+		}
+		return err
+	}
+	group.Go(func() error {
+		<-ended
+		if d.ending.Load() {
+			return nil
+		}
+		return exit
+	})
+	return nil
 }
 
 func (d *devCluster) lifeline() string { return filepath.Join(d.cfg.Dir, lifelineName) }

@@ -59,7 +59,7 @@ func TestDevConns(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	if _, _, err := devserver.Args(t.Context(), devserver.Config{Dir: dir, MaxClientConns: 1234}); err != nil {
+	if _, err := devserver.New(t.Context(), devserver.Config{Dir: dir, MaxClientConns: 1234}); err != nil {
 		t.Fatal(err)
 	}
 	data, err := os.ReadFile(filepath.Join(dir, "consul.json"))

@@ -29,7 +29,7 @@ type Server struct {
 	Proc *os.Process
 	Dir  string // of its files; what a server on disk keeps is below data
 	bin  string
-	args []string
+	own  *devserver.Server
 	done chan struct{}
 }
 
@@ -64,7 +64,8 @@ func start(cfg devserver.Config) (_ *Server, err error) {
 		return nil, err
 	}
 	cfg.Dir = s.Dir
-	if s.Addr, s.args, err = devserver.Args(context.Background(), cfg); err == nil {
+	if s.own, err = devserver.New(context.Background(), cfg); err == nil {
+		s.Addr = s.own.Addr
 		err = s.run()
 	}
 	if err != nil {
@@ -81,7 +82,7 @@ func (s *Server) run() error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(s.bin, s.args...) //nolint:noctx // StartTied ends it
+	cmd := exec.Command(s.bin, s.own.Args...) //nolint:noctx // StartTied ends it
 	cmd.Stdout, cmd.Stderr = log, log
 	done := make(chan struct{})
 	if err := StartTied(cmd, func(error) { close(done) }); err != nil {
@@ -99,7 +100,7 @@ func (s *Server) run() error {
 		case <-ctx.Done():
 		}
 	}()
-	if err := devserver.WaitReady(ctx, s.Addr); err != nil {
+	if err := devserver.WaitReady(ctx, s.own.Identity); err != nil {
 		text, _ := os.ReadFile(log.Name())
 		s.Kill()
 		return fmt.Errorf("%w\n%s", err, text)

@@ -158,8 +158,57 @@ func TestWaitReadyEndsWithItsContext(t *testing.T) {
 	enough := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(enough)
-	if err := devserver.WaitReady(ctx, fmt.Sprint("127.0.0.1:", ports[0])); !errors.Is(err, enough) {
+	if err := devserver.WaitReady(ctx, devserver.Identity{Addr: fmt.Sprint("127.0.0.1:", ports[0])}); !errors.Is(err, enough) {
 		t.Fatalf("got %v", err)
+	}
+}
+
+// Whoever has started a server does not take another one for it, whether it may ask who it is or not.
+func TestAnotherConsulIsNotTheOneStarted(t *testing.T) {
+	t.Parallel()
+	for name, extra := range map[string]string{
+		"open": "", "denies": `{"acl": {"enabled": true, "default_policy": "deny"}}`,
+	} {
+		there, err := consultest.Start(extra)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer there.Stop()
+		mine, err := devserver.New(t.Context(), devserver.Config{Dir: t.TempDir()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		mine.Addr = there.Addr
+		if err := devserver.WaitReady(t.Context(), mine.Identity); !errors.Is(err, devserver.ErrForeign) {
+			t.Errorf("%s: %v, want ErrForeign", name, err)
+		}
+	}
+}
+
+// A port counts as taken whether a program has it for TCP or for UDP.
+func TestCheckFree(t *testing.T) {
+	t.Parallel()
+	ports, err := devserver.FreePorts(t.Context(), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tcp, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", ports[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	udp, err := net.ListenPacket("udp", fmt.Sprint("127.0.0.1:", ports[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, port := range ports {
+		if err := devserver.CheckFree(t.Context(), port); !errors.Is(err, syscall.EADDRINUSE) {
+			t.Errorf("port %d of %v: %v", port, ports, err)
+		}
+	}
+	udp.Close()
+	if err := devserver.CheckFree(t.Context(), ports[1]); err != nil {
+		t.Errorf("port %d is free: %v", ports[1], err)
 	}
 }
 

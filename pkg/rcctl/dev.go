@@ -21,6 +21,8 @@ each with its own loopback address 127.1.0.N. A daemon that ends is started agai
 would. Ctrl-C ends every process, pods included; so does the end of rcctl dev for whatever reason.
 Nothing is kept: it is for trying things out.
 
+A Consul that runs already is neither used nor changed: --consul-port wants a port that nothing has.
+
 The programs farm and preparer must stand beside rcctl. Consul is $CONSUL_BIN, else consul beside rcctl,
 else consul on PATH.
 
@@ -89,6 +91,9 @@ func runDev(ctx context.Context, std *stdio, cfg app.DevConfig) error {
 			showLogs(std, filepath.Join(cfg.Dir, "logs"))
 		}
 		err = errors.Join(err, os.RemoveAll(cfg.Dir))
+	}
+	if errors.Is(err, app.ErrPortTaken) {
+		return refusedf("%v", err)
 	}
 	if app.Clean(err) || errors.Is(err, ctx.Err()) {
 		return nil

@@ -3,6 +3,7 @@ package devserver
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -51,18 +52,40 @@ func Find(folders ...string) (string, error) {
 	return bin, nil
 }
 
-// Args writes the server's configuration and returns its HTTP address and the arguments to start it with.
-func Args(ctx context.Context, cfg Config) (addr string, args []string, err error) {
+// Server is how to start one server, and how to know it again.
+type Server struct {
+	Identity
+	Args []string // of the consul program
+}
+
+// Identity tells a server from every other one that may answer at its address.
+type Identity struct {
+	Addr   string // host:port of its HTTP API
+	NodeID string // see NewNodeID
+	RPC    string // host:port that it has as the leader of its cluster; empty: not known
+}
+
+// NewNodeID returns a node id that no other agent has.
+func NewNodeID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:])                      // it never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80 // version 4 of RFC 9562
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// New writes the server's configuration and returns how to start it.
+func New(ctx context.Context, cfg Config) (*Server, error) {
 	ports, err := FreePorts(ctx, 3)
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	if cfg.Port != 0 {
 		ports[0] = cfg.Port
 	}
+	s := &Server{Identity: Identity{Addr: loopback(ports[0]), NodeID: NewNodeID(), RPC: loopback(ports[1])}}
 	file := filepath.Join(cfg.Dir, "consul.json")
 	conf := map[string]any{
-		"bind_addr": "127.0.0.1", "client_addr": "127.0.0.1", "disable_update_check": true,
+		"node_id": s.NodeID, "bind_addr": "127.0.0.1", "client_addr": "127.0.0.1", "disable_update_check": true,
 		"ports": map[string]int{
 			"http": ports[0], "server": ports[1], "serf_lan": ports[2],
 			"serf_wan": -1, "dns": -1, "grpc": -1, "grpc_tls": -1,
@@ -76,11 +99,11 @@ func Args(ctx context.Context, cfg Config) (addr string, args []string, err erro
 		err = os.WriteFile(file, data, 0o600)
 	}
 	if err != nil {
-		return "", nil, fmt.Errorf("write configuration of Consul: %w", err)
+		return nil, fmt.Errorf("write configuration of Consul: %w", err)
 	}
-	args = []string{"agent", "-dev", "-log-level", "warn", "-config-file", file}
+	s.Args = []string{"agent", "-dev", "-log-level", "warn", "-config-file", file}
 	if cfg.OnDisk {
-		args = []string{
+		s.Args = []string{
 			"agent", "-server", "-bootstrap-expect", "1", "-data-dir", filepath.Join(cfg.Dir, "data"), "-log-level", "warn",
 			"-hcl", "performance { raft_multiplier = 1 }", "-config-file", file,
 		}
@@ -88,64 +111,139 @@ func Args(ctx context.Context, cfg Config) (addr string, args []string, err erro
 	if cfg.ExtraJSON != "" {
 		extra := filepath.Join(cfg.Dir, "consul-extra.json")
 		if err := os.WriteFile(extra, []byte(cfg.ExtraJSON), 0o600); err != nil {
-			return "", nil, fmt.Errorf("write configuration of Consul: %w", err)
+			return nil, fmt.Errorf("write configuration of Consul: %w", err)
 		}
-		args = append(args, "-config-file", extra)
+		s.Args = append(s.Args, "-config-file", extra)
 	}
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0])), args, nil
+	return s, nil
 }
 
-// FreePorts returns distinct TCP ports on 127.0.0.1 that nothing listens on. Another program may take one before it is
+func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+
+// CheckFree returns an error when a program listens on a port of 127.0.0.1, by TCP or UDP.
+func CheckFree(ctx context.Context, port int) error {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", loopback(port))
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	return checkDatagrams(ctx, l)
+}
+
+// checkDatagrams returns an error when a program has the port of a listener for UDP, which Consul's gossip uses, too.
+func checkDatagrams(ctx context.Context, l net.Listener) error {
+	p, err := new(net.ListenConfig).ListenPacket(ctx, "udp", l.Addr().String())
+	if err != nil {
+		return err
+	}
+	return p.Close()
+}
+
+// portTries is how many ports the kernel is asked for, at most, until one is free for UDP, too.
+const portTries = 20
+
+// FreePorts returns distinct ports on 127.0.0.1 that nothing has, neither for TCP nor for UDP. Another program may take one before it is
 // used; who starts a server on it must be ready to try again.
 func FreePorts(ctx context.Context, n int) ([]int, error) {
 	ports := make([]int, n)
 	for i := range ports {
-		l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("find a free port: %w", err)
+		for try := 1; ; try++ {
+			l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+			if err != nil {
+				return nil, fmt.Errorf("find a free port: %w", err)
+			}
+			defer l.Close()
+			if err = checkDatagrams(ctx, l); err == nil {
+				ports[i] = l.Addr().(*net.TCPAddr).Port
+				break
+			}
+			if try == portTries {
+				return nil, fmt.Errorf("find a free port: %w", err)
+			}
 		}
-		defer l.Close()
-		ports[i] = l.Addr().(*net.TCPAddr).Port
 	}
 	return ports, nil
 }
 
-// WaitReady returns when the server at addr has a leader and its own node is in the catalog, or when ctx ends.
-func WaitReady(ctx context.Context, addr string) error {
+// ErrForeign says that another Consul than the one that was started answers at its address.
+var ErrForeign = errors.New("another Consul answers")
+
+// WaitReady returns when this very server has a leader and its own node is in the catalog, or when ctx ends. It returns an error that
+// matches ErrForeign as soon as another one answers at its address. It only reads.
+func WaitReady(ctx context.Context, id Identity) error {
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
 	for {
-		err := ready(ctx, addr)
+		err := isOwn(ctx, id)
 		if err == nil {
-			return nil
+			err = ready(ctx, id.Addr)
+		}
+		if err == nil || errors.Is(err, ErrForeign) {
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait for Consul at %s: %w (last answer: %w)", addr, context.Cause(ctx), err)
+			return fmt.Errorf("wait for Consul at %s: %w (last answer: %w)", id.Addr, context.Cause(ctx), err)
 		case <-ticker.C:
 		}
 	}
 }
 
+// isOwn returns nil when the agent that answers is the one of the identity. Whoever bears no token may not ask a server that denies by
+// default who it is; there the address of the cluster's leader tells, which is on a port that only this server has.
+func isOwn(ctx context.Context, id Identity) error {
+	var self struct {
+		Config struct{ NodeID, NodeName string }
+	}
+	status, _, err := get(ctx, id.Addr, "/v1/agent/self", &self)
+	var leader string
+	if status == http.StatusForbidden && id.RPC != "" {
+		switch status, _, err = get(ctx, id.Addr, "/v1/status/leader", &leader); {
+		case err == nil && leader == "":
+			return errors.New("no leader yet")
+		case err == nil && leader != id.RPC:
+			return fmt.Errorf("%w at %s: its leader is at %s, and the one that was started would be at %s", ErrForeign, id.Addr, leader, id.RPC)
+		}
+		return err
+	}
+	if err == nil && self.Config.NodeID != id.NodeID {
+		return fmt.Errorf("%w at %s: it is %q with the node id %s, and the one that was started has %s",
+			ErrForeign, id.Addr, self.Config.NodeName, self.Config.NodeID, id.NodeID)
+	}
+	return err
+}
+
 func ready(ctx context.Context, addr string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/v1/health/state/passing", nil)
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
 	var checks []struct{ CheckID string }
-	if err := json.NewDecoder(resp.Body).Decode(&checks); err != nil {
-		return fmt.Errorf("status %d: %w", resp.StatusCode, err)
+	status, header, err := get(ctx, addr, "/v1/health/state/passing", &checks)
+	if err != nil {
+		return err
 	}
 	// A server that denies by default hides the checks, and from a client without a token also that it does so; that it
 	// has a leader is enough there.
-	denies := resp.Header.Get("X-Consul-Default-Acl-Policy") == "deny" && resp.Header.Get("X-Consul-Knownleader") == "true"
-	if resp.StatusCode != http.StatusOK || (len(checks) == 0 && !denies) {
-		return fmt.Errorf("status %d, %d passing checks", resp.StatusCode, len(checks))
+	denies := header.Get("X-Consul-Default-Acl-Policy") == "deny" && header.Get("X-Consul-Knownleader") == "true"
+	if len(checks) == 0 && !denies {
+		return fmt.Errorf("status %d, no passing check", status)
 	}
 	return nil
+}
+
+// get reads one answer as JSON. Each status but 200 is an error.
+func get(ctx context.Context, addr, path string, into any) (status int, header http.Header, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+path, nil)
+	if err != nil {
+		return 0, nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return resp.StatusCode, resp.Header, fmt.Errorf("%s: status %d", path, resp.StatusCode)
+	}
+	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
+		return resp.StatusCode, resp.Header, fmt.Errorf("%s: %w", path, err)
+	}
+	return resp.StatusCode, resp.Header, nil
 }
