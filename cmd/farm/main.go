@@ -3,13 +3,18 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 
 	"github.com/rcfarm/rcfarm/pkg/app"
 )
 
 func main() {
+	app.CrashBySignal()
+	os.Exit(run())
+}
+
+// run returns the exit code.
+func run() int {
 	ctx, stop := app.WithSignals(context.Background())
 	defer stop()
 	cmd := app.FarmCommand(func(cfg app.FarmConfig) error {
@@ -19,8 +24,5 @@ func main() {
 		}
 		return f.Run(ctx)
 	})
-	if err := cmd.RunContext(ctx, os.Args); !app.Clean(err) {
-		fmt.Fprintln(os.Stderr, "farm:", err)
-		os.Exit(1)
-	}
+	return app.Exit(os.Stderr, "farm", cmd.RunContext(ctx, os.Args))
 }

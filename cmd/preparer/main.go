@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 
 	"github.com/rcfarm/rcfarm/pkg/app"
@@ -13,6 +12,7 @@ import (
 )
 
 func main() {
+	app.CrashBySignal()
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case oneshot.Arg:
@@ -21,6 +21,11 @@ func main() {
 			tree.Exec()
 		}
 	}
+	os.Exit(run())
+}
+
+// run returns the exit code.
+func run() int {
 	ctx, stop := app.WithSignals(context.Background())
 	defer stop()
 	cmd := app.PreparerCommand(func(cfg app.PreparerConfig) error {
@@ -30,8 +35,5 @@ func main() {
 		}
 		return p.Run(ctx)
 	}, func(cfg app.SupervisorConfig) error { return app.RunSupervisor(ctx, cfg) })
-	if err := cmd.RunContext(ctx, os.Args); !app.Clean(err) {
-		fmt.Fprintln(os.Stderr, "preparer:", err)
-		os.Exit(1)
-	}
+	return app.Exit(os.Stderr, "preparer", cmd.RunContext(ctx, os.Args))
 }

@@ -116,6 +116,7 @@ var scenarios = map[string]func(*env){
 	"local-service":     localService,
 	"each-node":         eachNode,
 	"dev-port-taken":    devPortTaken,
+	"token-refused":     tokenRefused,
 }
 
 func TestScenario(t *testing.T) {

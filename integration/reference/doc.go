@@ -15,6 +15,7 @@ import (
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/app"
+	"github.com/rcfarm/rcfarm/pkg/rcctl"
 )
 
 // parts are what may stand between the comments, by name. root is the directory of the repository.
@@ -23,7 +24,8 @@ var parts = map[string]func(root string) (string, error){
 	"flags farm":          func(string) (string, error) { return table(farmFlags()) },
 	"flags preparer":      func(string) (string, error) { return table(preparerFlags()) },
 	"commands":            func(string) (string, error) { return commands() },
-	"exit codes":          func(string) (string, error) { return exitCodes() },
+	"exit codes":          func(string) (string, error) { return exitCodes(rcctl.ExitCodes[:]) },
+	"exit codes daemons":  func(string) (string, error) { return exitCodes(app.ExitCodes[:]) },
 	"metrics farm":        func(string) (string, error) { return metrics("rcfarm_farm_") },
 	"metrics rollouts":    func(string) (string, error) { return metrics("rcfarm_rollout_") },
 	"metrics preparer":    func(string) (string, error) { return metrics("rcfarm_preparer_") },

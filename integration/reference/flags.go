@@ -186,9 +186,10 @@ func sentence(text string) string {
 	return strings.ToUpper(text[:1]) + text[1:] + "."
 }
 
-func exitCodes() (string, error) {
+// exitCodes is the table of what exit codes mean, from 0 on.
+func exitCodes(meanings []string) (string, error) {
 	rows := [][]string{{"code", "meaning"}}
-	for code, meaning := range rcctl.ExitCodes {
+	for code, meaning := range meanings {
 		rows = append(rows, []string{strconv.Itoa(code), meaning})
 	}
 	return markdown(rows), nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/rcfarm/rcfarm/pkg/app"
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/janitor"
@@ -27,6 +28,8 @@ import (
 // metrics is the table of those whose names begin with a prefix.
 func metrics(prefix string) (string, error) {
 	reg := prometheus.NewPedanticRegistry()
+	app.ObstacleMetric(reg, "farm")
+	app.ObstacleMetric(reg, "preparer")
 	farm.NewMetrics(reg)
 	push.NewMetrics(reg)
 	runner.NewMetrics(reg)

@@ -64,13 +64,14 @@ func (c *Common) validate(errs *field.Errors) {
 
 // base is what the daemons have in common once they run.
 type base struct {
-	common Common
-	log    obs.Logger
-	dir    *DataDir
-	client *consul.Client
-	store  *store.Store
-	alive  <-chan struct{} // closed when the lifeline breaks; nil without one
-	undo   []func()        // last in, first out
+	common    Common
+	log       obs.Logger
+	dir       *DataDir
+	client    *consul.Client
+	store     *store.Store
+	alive     <-chan struct{} // closed when the lifeline breaks; nil without one
+	undo      []func()        // last in, first out
+	obstacles *obstacles
 	// started is set when the daemon has all that it needs: from then on its directory stays.
 	started bool
 }
@@ -84,11 +85,11 @@ func open(ctx context.Context, c Common, maxConns int, logTo io.Writer) (b *base
 		}
 	}()
 	if b.log, err = obs.NewLogger(logTo, c.LogLevel, c.LogFormat); err != nil {
-		return b, err
+		return b, misconfigured(err)
 	}
 	keys, err := store.NewKeys(c.Prefix)
 	if err != nil {
-		return b, err
+		return b, misconfigured(err)
 	}
 	if b.dir, err = OpenDataDir(ctx, c.DataDir); err != nil {
 		return b, err
@@ -142,17 +143,23 @@ func (b *base) untilLifeline(ctx context.Context) error {
 	}
 }
 
-// sessionEvents logs what happens to the daemon's sessions.
+// sessionEvents logs what happens to the daemon's sessions. What follows from an obstacle that was told already is for those who look closely.
 func (b *base) sessionEvents(event string, s *consul.Session, err error) {
 	log := b.log
+	met := b.obstacles.met(err)
 	if s != nil {
 		log = log.WithField(obs.Incarnation, s.Incarnation).WithField(obs.SessionID, s.Releasing)
 	}
-	if err != nil {
+	switch {
+	case met:
+		log.WithError(err).Debug(event)
+	case err != nil:
 		log.WithError(err).Warn(event)
-		return
+	case b.obstacles.Err() != nil:
+		log.Debug(event)
+	default:
+		log.Info(event)
 	}
-	log.Info(event)
 }
 
 // WithSignals returns a context that ends with the first SIGINT or SIGTERM, so that the program can end in order; a second
@@ -185,7 +192,7 @@ func Clean(err error) bool {
 // openDebug opens the daemon's debug server. ready says whether the daemon does its work.
 func (b *base) openDebug(ctx context.Context, reg *prometheus.Registry, ready func() error) (*obs.DebugServer, error) {
 	s, err := obs.NewDebugServer(ctx, obs.DebugConfig{
-		Addr: b.common.DebugAddr, Public: b.common.DebugPublic, Gatherer: reg, Ready: ready, Log: b.log,
+		Addr: b.common.DebugAddr, Public: b.common.DebugPublic, Gatherer: reg, Ready: b.obstacles.or(ready), Log: b.log,
 	})
 	if err == nil {
 		b.undo = append(b.undo, s.Close)

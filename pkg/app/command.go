@@ -1,6 +1,7 @@
 package app
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -37,6 +38,7 @@ func FarmCommand(start func(FarmConfig) error) *cli.App {
 			&cli.StringFlag{Name: "node-ca", Usage: "`FILE` with the certificates that are believed of those nodes, in PEM, read at the start (default: the machine's)", Destination: &cfg.Nodes.CAFile},
 			&cli.IntFlag{Name: "workers", Usage: "controllers worked on at once, 1 to 256; what they ask Consul for is sent together", Value: 64, Destination: &cfg.Workers},
 		),
+		OnUsageError: onUsageError, ExitErrHandler: exitNowhere,
 		Action: flagsAlone(func() error {
 			cfg.Uncoordinated = !coordinated
 			return start(cfg)
@@ -85,6 +87,7 @@ func PreparerCommand(start func(PreparerConfig) error, supervisor func(Superviso
 			&cli.StringFlag{Name: "hooks-dir", Usage: "`DIRECTORY` of the node's own hooks (default: none)", Destination: &cfg.HooksDir},
 			&cli.DurationFlag{Name: "keep-stopped", Usage: "how long home, logs and versions of a stopped pod stay on the disk", Value: preparer.DefaultKeepStopped, Destination: &cfg.KeepStopped},
 		),
+		OnUsageError: onUsageError, ExitErrHandler: exitNowhere,
 		Action: flagsAlone(func() error {
 			cfg.Labels = labels.Value()
 			return start(cfg)
@@ -102,12 +105,16 @@ func supervise(start func(SupervisorConfig) error) *cli.Command {
 		Name: "supervise", Hidden: true, Usage: "keep this node's processes running (started by the preparer)",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "runtime", Value: one, Destination: &former},
-			&cli.StringFlag{Name: "dir", Required: true, Destination: &cfg.Dir},
+			&cli.StringFlag{Name: "dir", Destination: &cfg.Dir},
 			&cli.StringFlag{Name: "lifeline", Destination: &cfg.Lifeline},
 		},
+		OnUsageError: onUsageError,
 		Action: flagsAlone(func() error {
+			if cfg.Dir == "" { // a flag that is required would have the library print the help
+				return misconfigured(errors.New("dir: missing; allowed: the directory that a preparer started it for"))
+			}
 			if former != one {
-				return fmt.Errorf("runtime: %q is not valid; allowed: %s", former, one)
+				return misconfigured(fmt.Errorf("runtime: %q is not valid; allowed: %s", former, one))
 			}
 			return start(cfg)
 		}),

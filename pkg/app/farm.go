@@ -118,13 +118,14 @@ type Farm struct {
 // NewFarm opens everything that the daemon needs except Consul, which may be away for now.
 func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	if err := cfg.Validate(); err != nil {
-		return nil, err
+		return nil, misconfigured(err)
 	}
 	b, err := open(ctx, cfg.Common, farmConns, os.Stderr)
 	if err != nil {
 		return nil, err
 	}
 	reg := obs.NewRegistry()
+	b.obstacles = b.newObstacles(reg, "farm")
 	f := &Farm{base: b, cfg: cfg, metrics: farm.NewMetrics(reg), counts: runner.NewMetrics(reg), cleaned: janitor.NewMetrics(reg)}
 	f.sender, err = newNodeSender(cfg.Nodes)
 	if err == nil {
@@ -167,8 +168,13 @@ func (f *Farm) own(ctx context.Context) error {
 		},
 		Meta: f.store.FarmMeta(),
 		OnRenewed: func(ctx context.Context, s *consul.Session, every time.Duration) error {
-			return f.store.FarmHeard(ctx, s, f.cfg.ID, every, untold(f.pusher.Unreachable()))
+			err := f.store.FarmHeard(ctx, s, f.cfg.ID, every, untold(f.pusher.Unreachable()))
+			if err == nil && f.readiness.Ready() == nil {
+				f.obstacles.over()
+			}
+			return err
 		},
+		Stuck: stuck,
 	}
 	selector, err := rc.ParseSelector(f.cfg.RCSelector)
 	if err != nil {
@@ -191,6 +197,11 @@ func (f *Farm) own(ctx context.Context) error {
 		defer f.readiness.begin(worker.Ready)()
 		leader := f.store.Leader(f.cfg.ID, election.Commit)
 		return together(ctx, worker.Start, carrier.Start, func(ctx context.Context) error {
+			select {
+			case <-worker.Joined():
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
 			return f.takePart(ctx, s, worker,
 				func(ctx context.Context) error { return worker.Lead(ctx, leader) },
 				func(ctx context.Context) error { return carrier.Lead(ctx, leader) },

@@ -38,8 +38,8 @@ func commonFlags(c *Common, dataDir, debugAddr string) []cli.Flag {
 func flagsAlone(start func() error) cli.ActionFunc {
 	return func(c *cli.Context) error {
 		if c.Args().Present() {
-			return fmt.Errorf("unexpected argument %q; allowed: flags alone, see --help. What follows it was not read. "+
-				"A flag that takes no value is turned off as --FLAG=false", c.Args().First())
+			return misconfigured(fmt.Errorf("unexpected argument %q; allowed: flags alone, see --help. What follows it was not read. "+
+				"A flag that takes no value is turned off as --FLAG=false", c.Args().First()))
 		}
 		return start()
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -63,9 +62,7 @@ type PreparerConfig struct {
 func (c *PreparerConfig) record() (node.Node, error) {
 	var errs field.Errors
 	errs.CheckName("node", c.Node)
-	if net.ParseIP(c.Address) == nil {
-		errs.Add("address", c.Address, "an IP address of this machine that pods can listen on")
-	}
+	checkAddress(&errs, c.Address)
 	labels := map[string]string{}
 	for _, l := range c.Labels {
 		key, value, ok := strings.Cut(l, "=")
@@ -165,7 +162,7 @@ type Preparer struct {
 func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err error) {
 	record, err := cfg.record()
 	if err != nil {
-		return nil, err
+		return nil, misconfigured(err)
 	}
 	b, err := open(ctx, cfg.Common, preparerConns, os.Stderr)
 	if err != nil {
@@ -190,6 +187,10 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	}
 	if err := refuseFormer(b.dir); err != nil {
 		return nil, err
+	}
+	if !onMachine(cfg.Address) {
+		b.log.WithField(obs.Address, cfg.Address).Warn("this machine does not have the address of --address: pods that listen on NODE_ADDRESS cannot start. " +
+			"That is right only where the address is mapped to this machine, and pods listen on others; else name one of the machine's")
 	}
 	policy, err := trustPolicy(cfg.TrustPolicy, b.log)
 	if err != nil {
@@ -227,6 +228,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	record.API, record.Isolation = p.api.URL(), isolation.String()
 	record.Intents = cfg.intents(b.log)
 	reg := obs.NewRegistry()
+	b.obstacles = b.newObstacles(reg, "preparer")
 	var doors claim.Doors // whoever keeps no pods apart can keep none from the preparer's token, either
 	if cfg.Isolation != IsolationOff {
 		doors = b.store
@@ -261,8 +263,13 @@ func (p *Preparer) serve(ctx context.Context) error {
 		Kind: "preparer", Name: p.cfg.Node, Scope: p.store.Keys().Prefix(), TTL: p.cfg.TTL, Journal: p.dir, OnEvent: p.sessionEvents,
 		Meta: p.store.PreparerMeta(p.cfg.Node), SessionTTL: preparerSessionTTL,
 		OnRenewed: func(ctx context.Context, s *consul.Session, every time.Duration) error {
-			return p.store.NodeHeard(ctx, s, p.cfg.Node, every)
+			err := p.store.NodeHeard(ctx, s, p.cfg.Node, every)
+			if err == nil {
+				p.obstacles.over()
+			}
+			return err
 		},
+		Stuck: stuck,
 	}
 	return p.client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
 		return p.agent.Serve(ctx, p.store.NodeSession(s, p.cfg.Node))

@@ -107,6 +107,18 @@ func sourceOf(cfg Config) *tokenSource {
 	}
 }
 
+// TokenSource says for people where the token comes from, and how soon another one there is used.
+func (c *Client) TokenSource() (from, again string) {
+	switch {
+	case c.source.file != "":
+		return "the token in the file " + c.source.file, "put a valid one there, which is used within a second"
+	case c.source.none():
+		return "requests without a token", "name a file with one by --token-file, and start the daemon again"
+	default:
+		return "the token in CONSUL_HTTP_TOKEN", "set a valid one, and start the daemon again"
+	}
+}
+
 // dialer returns an API client with a pool of connections of its own.
 func (c *Client) dialer(cfg Config, conns int) (*api.Client, error) {
 	conf := api.DefaultConfig()

@@ -97,7 +97,7 @@ func (d *daemon) createSession(ctx context.Context, s *Session, behavior string)
 			s.Confirm(sent)
 			return id, nil
 		}
-		if wait.Pause(ctx, pace.NextBackOff()) != nil {
+		if TokenRefused(err) || wait.Pause(ctx, pace.NextBackOff()) != nil {
 			return "", fmt.Errorf("create session %s: %w", entry.Name, err)
 		}
 	}

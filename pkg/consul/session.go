@@ -45,6 +45,9 @@ type SessionConfig struct {
 	// OnRenewed is called each time that the servers have renewed the sessions, and told how often that is. An error is told like one of
 	// renewing, except where it matches ErrRefused, and has it all tried again sooner. It may be nil.
 	OnRenewed func(ctx context.Context, s *Session, every time.Duration) error
+	// Stuck reports whether a session ended for a reason that only a person mends. Then the pauses before the next one grow to 30 s, and
+	// end when the token changes. Nil: no reason is such.
+	Stuck func(err error) bool
 }
 
 // renewEvery is how often the sessions are renewed: often enough that two renewals in a row may fail.
@@ -156,7 +159,7 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 	if err != nil {
 		return err
 	}
-	pace := wait.NewPace(100*time.Millisecond, 5*time.Second)
+	pace := newPaces()
 	var relics uint64 // sessions of this name that were created before this index are of the past
 	for ctx.Err() == nil {
 		started := time.Now()
@@ -178,10 +181,7 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 			relics = max(relics, vanished.created) // it may have vanished before anybody asked for the index
 		}
 		d.OnEvent("session ended", nil, err)
-		if time.Since(started) > pace.MaxInterval {
-			pace.Reset() // a tenure that lasted was not one more failed try
-		}
-		if err := wait.Pause(ctx, pace.NextBackOff()); err != nil {
+		if err := pace.pause(ctx, d, time.Since(started), err); err != nil {
 			return err
 		}
 	}

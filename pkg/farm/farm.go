@@ -155,10 +155,11 @@ type Farm struct {
 
 	fatal       chan error // capacity 1: why the farm must start over
 	sweepNow    wait.Signal
-	moved       wait.Signal  // the members have changed
-	witness     wait.Signal  // a node says that the store went back in time
-	busy        atomic.Int64 // passes under way
-	resyncsLeft atomic.Int64 // resyncs of controllers that are claimed before the next sweep
+	joined      chan struct{} // closed once no other farm can have the name
+	moved       wait.Signal   // the members have changed
+	witness     wait.Signal   // a node says that the store went back in time
+	busy        atomic.Int64  // passes under way
+	resyncsLeft atomic.Int64  // resyncs of controllers that are claimed before the next sweep
 }
 
 // The pace of repeated tries of one controller.
@@ -174,13 +175,19 @@ const unownedGrace = time.Second
 func NewFarm(cfg Config) *Farm {
 	cfg.setDefaults()
 	c := &core{cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID), queue: newQueue(cfg.Metrics), roster: newRoster()}
-	f := &Farm{core: c, speaker: newSpeaker(c), fatal: make(chan error, 1), sweepNow: wait.NewSignal(), moved: wait.NewSignal(), witness: wait.NewSignal()}
+	f := &Farm{
+		core: c, speaker: newSpeaker(c), fatal: make(chan error, 1), joined: make(chan struct{}),
+		sweepNow: wait.NewSignal(), moved: wait.NewSignal(), witness: wait.NewSignal(),
+	}
 	f.resyncsLeft.Store(resyncsAtOnce)
 	f.cfg.Metrics.reset()
 	f.cache = newCache(&f.cfg, f.log, f.route)
 	f.kit = newKit(&f.cfg, f.cache, f, &scheduler.ByLabel{Between: f.cache.between})
 	return f
 }
+
+// ErrNameTaken is what Start returns where another living farm has the id.
+var ErrNameTaken = errors.New("another farm is running")
 
 // Start runs the farm until ctx ends, and returns why it ended: the context's cause, or store.ErrWentBack when the store
 // went back in time, after which the caller starts over with a new session. When it returns nothing of it runs any more,
@@ -192,10 +199,11 @@ func (f *Farm) Start(ctx context.Context) error {
 	}
 	if err := f.cfg.Store.Join(ctx, f.cfg.member()); err != nil {
 		if _, locked := store.LockedBy(err); locked {
-			return fmt.Errorf("another farm is running as %q; give each farm an id of its own: %w", f.cfg.ID, err)
+			return fmt.Errorf("%w as %q; end it, or give this one an id of its own with --id: %w", ErrNameTaken, f.cfg.ID, err)
 		}
 		return fmt.Errorf("join: %w", err)
 	}
+	close(f.joined)
 	defer f.cfg.Metrics.reset()
 	f.cfg.Store.OnSpoiled(func(kind string, parts int) { f.cfg.Metrics.spoiled.WithLabelValues(kind).Add(float64(parts)) })
 	group, ctx := errgroup.WithContext(ctx)

@@ -42,18 +42,6 @@ func (m *Member) Check() error {
 	return errs.Err()
 }
 
-// Check reports why a stored note cannot be shown.
-func (h *Heard) Check() error {
-	var errs field.Errors
-	if s := h.EverySeconds; math.IsNaN(s) || s < 0 || s > (24*time.Hour).Seconds() {
-		errs.Add("every_seconds", s, "a number of seconds from 0 to a day")
-	}
-	if u := h.Untold; u != nil && (u.Count < len(u.Nodes) || u.Count > rc.MaxPods || len(u.Nodes) > MaxUntold) {
-		errs.Add("untold", field.Text(fmt.Sprintf("%d nodes, of which it names %d", u.Count, len(u.Nodes))), fmt.Sprintf("as many as it names or more; at most %d are named", MaxUntold))
-	}
-	return errs.Err()
-}
-
 // Check reports why a stored record of deaths cannot be counted on.
 func (g *Gone) Check() error {
 	var errs field.Errors
