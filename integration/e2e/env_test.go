@@ -117,6 +117,7 @@ var scenarios = map[string]func(*env){
 	"each-node":         eachNode,
 	"dev-port-taken":    devPortTaken,
 	"token-refused":     tokenRefused,
+	"alert-webhook":     alertWebhook,
 }
 
 func TestScenario(t *testing.T) {

@@ -31,6 +31,7 @@ func metrics(prefix string) (string, error) {
 	app.ObstacleMetric(reg, "farm")
 	app.ObstacleMetric(reg, "preparer")
 	farm.NewMetrics(reg)
+	alert.NewHookMetrics(reg)
 	push.NewMetrics(reg)
 	runner.NewMetrics(reg)
 	janitor.NewMetrics(reg)

@@ -36,6 +36,7 @@ func FarmCommand(start func(FarmConfig) error) *cli.App {
 			&cli.StringFlag{Name: "scheduler-token-file", Usage: "`FILE` with the token that it is shown, one word, read again for each request; only over https or to this machine", Destination: &cfg.SchedulerAt.TokenFile},
 			&cli.StringFlag{Name: "node-token-dir", Usage: "`DIRECTORY` with a file for each node, called as the node, that holds the token of its API: farms tell nodes of their intents that were started with --intents push", Destination: &cfg.Nodes.TokenDir},
 			&cli.StringFlag{Name: "node-ca", Usage: "`FILE` with the certificates that are believed of those nodes, in PEM, read at the start (default: the machine's)", Destination: &cfg.Nodes.CAFile},
+			&cli.StringFlag{Name: "alert-webhook", EnvVars: []string{"RCFARM_ALERT_WEBHOOK"}, Usage: "also post alerts, and their ends, as JSON to this `URL`, until it answers with a status from 200 to 299: see docs/running.md. The variable keeps it out of the process list. All farms should have the same", Destination: &cfg.AlertWebhook},
 			&cli.IntFlag{Name: "workers", Usage: "controllers worked on at once, 1 to 256; what they ask Consul for is sent together", Value: 64, Destination: &cfg.Workers},
 		),
 		OnUsageError: onUsageError, ExitErrHandler: exitNowhere,

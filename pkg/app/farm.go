@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -13,6 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/election"
 	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/janitor"
 	"github.com/rcfarm/rcfarm/pkg/farm/push"
 	"github.com/rcfarm/rcfarm/pkg/farm/runner"
@@ -48,6 +50,9 @@ type FarmConfig struct {
 	// two may be set. docs/examples/farm is a program that sets it.
 	Scheduler   scheduler.Scheduler
 	SchedulerAt remote.Config
+	// Alerter is told of incidents; nil: the log, and AlertWebhook if that is a URL. Only one of the two may be set.
+	Alerter      alert.Alerter
+	AlertWebhook string
 }
 
 // minForgetAfter is for how long at least a node or a controller is gone before the leader acts.
@@ -82,6 +87,13 @@ func (c *FarmConfig) Validate() error {
 	default:
 		errs = append(errs, c.SchedulerAt.Check()...)
 	}
+	switch {
+	case c.AlertWebhook == "":
+	case c.Alerter != nil:
+		errs.Add("alert-webhook", hidden, "none, as this program has an alerter of its own")
+	case webhook.CheckURL("", c.AlertWebhook) != nil: // what is wrong with it may be a secret
+		errs.Add("alert-webhook", hidden, `a URL such as "https://alerts.example/rcfarm", without a user or a password`)
+	}
 	if _, err := rc.ParseSelector(c.RCSelector); err != nil {
 		errs.Add("rc-selector", c.RCSelector, `a Kubernetes label selector, such as "env=prod"`)
 	}
@@ -89,6 +101,9 @@ func (c *FarmConfig) Validate() error {
 	c.validate(&errs)
 	return errs.Err()
 }
+
+// hidden stands for the URL of the webhook for alerts, which may be a secret.
+const hidden = "(not shown)"
 
 // asks names the scheduler that is asked for nodes, for the log.
 func (c *FarmConfig) asks() string {
@@ -113,6 +128,8 @@ type Farm struct {
 	pusher    *push.Pusher
 	sender    *nodeSender
 	readiness readiness
+	hook      *alert.Hook               // nil: none was asked for
+	worker    atomic.Pointer[farm.Farm] // under the present session, or the last
 }
 
 // NewFarm opens everything that the daemon needs except Consul, which may be away for now.
@@ -140,6 +157,10 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 			f.cfg.Scheduler = asked
 		}
 	}
+	if cfg.AlertWebhook != "" {
+		f.hook = f.newHook(reg)
+		f.cfg.Alerter = f.hook
+	}
 	if b.started = err == nil; !b.started {
 		b.close()
 	}
@@ -151,7 +172,11 @@ func (f *Farm) Run(ctx context.Context) error {
 	defer f.close()
 	defer runtime.KeepAlive(RoomyHeap())
 	f.log.WithFields(obs.Fields{obs.FarmID: f.cfg.ID, obs.PID: os.Getpid(), "version": Version, "emulates": f.store.Emulates(), "scheduler": f.cfg.asks()}).Info("farm starts")
-	err := together(ctx, f.own, f.debug.Run, f.pusher.Run, f.store.UntilBehind, f.untilLifeline)
+	parts := []func(context.Context) error{f.own, f.debug.Run, f.pusher.Run, f.store.UntilBehind, f.untilLifeline}
+	if f.hook != nil {
+		parts = append(parts, f.hook.Run)
+	}
+	err := together(ctx, parts...)
 	f.log.WithField(obs.Reason, err.Error()).Info("farm ended")
 	return err
 }
@@ -184,17 +209,18 @@ func (f *Farm) own(ctx context.Context) error {
 		session := f.store.FarmSession(s, f.cfg.ID)
 		var carrier *runner.Runner
 		worker := farm.NewFarm(farm.Config{
-			ID: f.cfg.ID, Version: Version, Store: session, Log: f.log,
+			ID: f.cfg.ID, Version: Version, Store: session, Log: f.log, Alerter: f.cfg.Alerter,
 			RCSelector: selector, Scheduler: f.cfg.Scheduler,
 			TTL: f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(), MetricsLabel: f.cfg.MetricsLabel, Tell: f.pusher.Tell,
 			OnMembers: func() { carrier.MembersChanged() }, OnStatus: func(service string, index uint64) { carrier.Ring(service, index) },
 		})
 		carrier = runner.New(runner.Config{
-			ID: f.cfg.ID, Store: session, Log: f.log, Metrics: f.counts, Ask: webhook.Ask,
+			ID: f.cfg.ID, Store: session, Log: f.log, Metrics: f.counts, Ask: webhook.Ask, Alerter: f.cfg.Alerter,
 			Members: worker.MemberRecords, WentBack: worker.WentBack, Changed: worker.Changed,
 			Alerting: func(service string, active []rc.ConditionType) { f.metrics.Alerting("rollouts/"+service, active) },
 		})
 		defer f.readiness.begin(worker.Ready)()
+		f.worker.Store(worker)
 		leader := f.store.Leader(f.cfg.ID, election.Commit)
 		return together(ctx, worker.Start, carrier.Start, func(ctx context.Context) error {
 			select {

@@ -71,16 +71,17 @@ const electionEvery = time.Second
 // tellLeaderless tells what keeps all farms from electing a leader, until ctx ends.
 func (f *Farm) tellLeaderless(ctx context.Context) error {
 	var told *rc.Incident
+	heard := false // whoever is told has heard of it
 	for {
 		now := time.Now().UTC()
 		switch is := f.electorate.leaderless(now); {
-		case is != nil && told == nil:
+		case is != nil && !heard:
 			told = is
-			f.kit.teller.One(ctx, "", alert.Tell{Incident: *is})
+			heard = f.kit.teller.One(ctx, "", alert.Tell{Incident: *is})
 		case is == nil && told != nil:
 			told.ResolvedAt = &now
 			f.kit.teller.One(ctx, "", alert.Tell{Incident: *told, Resolved: true})
-			told = nil
+			told, heard = nil, false
 		}
 		if err := wait.Pause(ctx, electionEvery); err != nil {
 			return err

@@ -63,6 +63,14 @@ func (f *Farm) Changed(rcIDs []string, index uint64) {
 	}
 }
 
+// Told has a controller looked at because somebody was told about it, which is to be stored.
+func (f *Farm) Told(rcID string) {
+	if c, _ := f.roster.get(rcID); c != nil {
+		c.shared.looks.Ask()
+		f.queue.Add(rcID)
+	}
+}
+
 // observe publishes where the farm stands.
 func (f *Farm) observe() {
 	breaker := f.cache.now().breaker

@@ -29,13 +29,16 @@ type recorder struct {
 	said []string
 }
 
-func (r *recorder) Raise(_ context.Context, in alert.Incident)   { r.add("raise " + in.Key) }
-func (r *recorder) Resolve(_ context.Context, in alert.Incident) { r.add("resolve " + in.Key) }
+func (r *recorder) Raise(_ context.Context, in alert.Incident) bool { return r.add("raise " + in.Key) }
+func (r *recorder) Resolve(_ context.Context, in alert.Incident) bool {
+	return r.add("resolve " + in.Key)
+}
 
-func (r *recorder) add(line string) {
+func (r *recorder) add(line string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.said = append(r.said, line)
+	return true
 }
 
 // about returns what was said about incidents of one type. On a busy machine a node may be lost for a moment as well.

@@ -163,8 +163,8 @@ func (k *keeper) count(call string) int {
 // teller is a recorder of reasons.
 type teller struct{ recorder }
 
-func (r *teller) Raise(_ context.Context, in alert.Incident) {
-	r.add("raise " + in.Key + ": " + in.Reason)
+func (r *teller) Raise(_ context.Context, in alert.Incident) bool {
+	return r.add("raise " + in.Key + ": " + in.Reason)
 }
 
 // bookedFarm is a farm whose scheduler is the keeper.

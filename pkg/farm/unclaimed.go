@@ -101,7 +101,7 @@ func (f *speaker) reportOne(ctx context.Context, as Duties, id string) (told map
 			return told, err
 		}
 	}
-	told, _ = f.kit.teller.Due(ctx, id, alert.Due(&st, now), told)
+	told, _, _ = f.kit.teller.Due(ctx, id, alert.Due(&st, now), told)
 	return told, nil
 }
 

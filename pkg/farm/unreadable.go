@@ -189,7 +189,7 @@ func (f *speaker) tellRecords(ctx context.Context, as Duties, errs map[string]st
 			return told, unreadableEvery, err
 		}
 	}
-	pending, _ = f.kit.teller.Due(ctx, "", tells, told)
+	pending, _, _ = f.kit.teller.Due(ctx, "", tells, told)
 	f.cfg.Metrics.Alerting(recordsName, active)
 	if len(tells) > 0 {
 		again = unreadableEvery // to store that
@@ -358,8 +358,11 @@ func (ps *writer) track(plan *reconcile.Plan) {
 // told anything, which the next pass then stores.
 func (ps *writer) alert(ctx context.Context, plan *reconcile.Plan) (told bool) {
 	now := time.Now()
-	pending, fresh := ps.kit.teller.Due(ctx, ps.id, alert.Due(&plan.Status, now), ps.mem.notified)
+	pending, fresh, untold := ps.kit.teller.Due(ctx, ps.id, alert.Due(&plan.Status, now), ps.mem.notified)
 	ps.mem.notified = pending
+	if untold > 0 {
+		plan.Again = soonest(plan.Again, alert.AskAgain)
+	}
 	ps.kit.metrics.Alerting(ps.id, alert.Active(&plan.Status, now))
 	return fresh > 0
 }

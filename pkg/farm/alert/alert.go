@@ -11,10 +11,11 @@ import (
 )
 
 // Alerter tells people, or the system that wakes them. Both methods may be called again with the same key when a farm
-// died between telling and recording that it told: receivers take the key as the identity of the incident.
+// died between telling and recording that it told: receivers take the key as the identity of the incident. Both wait for nobody, and report
+// whether it was told. What was not yet is asked for again by later looks, until it was.
 type Alerter interface {
-	Raise(ctx context.Context, in Incident)
-	Resolve(ctx context.Context, in Incident)
+	Raise(ctx context.Context, in Incident) (told bool)
+	Resolve(ctx context.Context, in Incident) (told bool)
 }
 
 // Incident is what an alerter is told.
@@ -30,39 +31,49 @@ type Teller struct {
 	To   Alerter
 }
 
-// One tells one thing about a controller; "": about no controller.
-func (t Teller) One(ctx context.Context, rcID string, what Tell) {
+// One tells one thing about a controller, "" for no controller, and reports whether it was told.
+func (t Teller) One(ctx context.Context, rcID string, what Tell) (told bool) {
 	in := Incident{Incident: what.Incident, RCID: rcID, Farm: t.Farm}
 	if what.Resolved {
-		t.To.Resolve(ctx, in)
-	} else {
-		t.To.Raise(ctx, in)
+		return t.To.Resolve(ctx, in)
 	}
+	return t.To.Raise(ctx, in)
 }
 
-// Due tells what is due and was not told yet, by Tell.ID, and how many that were. It returns what of it is to be stored as told.
-func (t Teller) Due(ctx context.Context, rcID string, due []Tell, told map[string]bool) (pending map[string]bool, fresh int) {
+// AskAgain is when to look again at what was to be told, and is not known to have been.
+const AskAgain = 30 * time.Second
+
+// Due tells what is due and was not told yet, by Tell.ID. It returns what of it is to be stored as told, how many of these are new, and how
+// many are still to be told.
+func (t Teller) Due(ctx context.Context, rcID string, due []Tell, told map[string]bool) (pending map[string]bool, fresh, untold int) {
 	pending = map[string]bool{}
 	for _, what := range due {
-		if pending[what.ID()] = true; !told[what.ID()] {
+		switch {
+		case told[what.ID()]:
+			pending[what.ID()] = true
+		case t.One(ctx, rcID, what):
+			pending[what.ID()] = true
 			fresh++
-			t.One(ctx, rcID, what)
+		default:
+			untold++
 		}
 	}
-	return pending, fresh
+	return pending, fresh, untold
 }
 
 // Log is an Alerter that writes to the log: a warning when an incident begins, a line when it is over.
 type Log struct{ Logger obs.Logger }
 
 // Raise implements Alerter.
-func (l Log) Raise(_ context.Context, in Incident) {
+func (l Log) Raise(_ context.Context, in Incident) bool {
 	l.Logger.WithFields(in.Fields()).Warn("alert raised")
+	return true
 }
 
 // Resolve implements Alerter.
-func (l Log) Resolve(_ context.Context, in Incident) {
+func (l Log) Resolve(_ context.Context, in Incident) bool {
 	l.Logger.WithFields(in.Fields()).Info("alert resolved")
+	return true
 }
 
 // Fields describes the incident for the log.

@@ -178,7 +178,7 @@ func (t *incidents) tellOne(ctx context.Context, service string, stored store.Re
 			return err
 		}
 	}
-	of.notified, _ = t.teller.Due(ctx, "", alert.Due(is, now), of.notified)
+	of.notified, _, _ = t.teller.Due(ctx, "", alert.Due(is, now), of.notified)
 	of.open = nil
 	active := alert.Active(is, now)
 	if len(active) > 0 {

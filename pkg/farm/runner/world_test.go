@@ -295,13 +295,16 @@ type teller struct {
 	said []string
 }
 
-func (a *teller) Raise(_ context.Context, in alert.Incident)   { a.say("raise " + in.Reason) }
-func (a *teller) Resolve(_ context.Context, in alert.Incident) { a.say("resolve " + in.Reason) }
+func (a *teller) Raise(_ context.Context, in alert.Incident) bool { return a.say("raise " + in.Reason) }
+func (a *teller) Resolve(_ context.Context, in alert.Incident) bool {
+	return a.say("resolve " + in.Reason)
+}
 
-func (a *teller) say(text string) {
+func (a *teller) say(text string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.said = append(a.said, text)
+	return true
 }
 
 // saidSo returns nil once exactly these beginnings were said, in order. The same may be said again right after it was said: what was told is

@@ -1,4 +1,5 @@
-// Package webhook asks others over HTTP whether something may go on: it posts JSON and reads the verdict off the status.
+// Package webhook posts JSON to others over HTTP, to ask whether something may go on or to tell them something, and reads off the status
+// what they say to that.
 package webhook
 
 import (
@@ -37,12 +38,17 @@ var asker = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) err
 // Ask posts the body as JSON, once, and returns nil when the answer is a status from 200 to 299. Any other one, a redirect among them,
 // and none within the timeout is an error, which says what came, or the context's cause.
 func Ask(ctx context.Context, to string, timeout time.Duration, body any) error {
+	return Post(ctx, to, to, timeout, body)
+}
+
+// Post is Ask for a URL that may be a secret: errors call it name.
+func Post(ctx context.Context, to, name string, timeout time.Duration, body any) error {
 	if err := CheckURL("url", to); err != nil {
 		return err
 	}
 	data, err := json.Marshal(body)
 	if err != nil {
-		return fmt.Errorf("encode the question for %s: %w", to, err)
+		return fmt.Errorf("encode what is posted to %s: %w", name, err)
 	}
 	call, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -56,16 +62,19 @@ func Ask(ctx context.Context, to string, timeout time.Duration, body any) error 
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case call.Err() != nil:
-		return fmt.Errorf("post to %s: no answer within %s", to, timeout)
+		return fmt.Errorf("post to %s: no answer within %s", name, timeout)
 	case err != nil:
-		return err
+		if of, is := errors.AsType[*url.Error](err); is {
+			err = of.Err // it names the URL itself
+		}
+		return fmt.Errorf("post to %s: %w", name, err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode/100 == 2 {
 		return nil
 	}
 	said, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // what came is told; the status decides
-	text := fmt.Sprintf("%s answered %s", to, resp.Status)
+	text := fmt.Sprintf("%s answered %s", name, resp.Status)
 	if words := strings.Join(strings.Fields(string(said)), " "); words != "" {
 		text += ": " + field.Cut(words, maxReason)
 	}
