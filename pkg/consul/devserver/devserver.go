@@ -198,7 +198,7 @@ func isOwn(ctx context.Context, id Identity) error {
 	status, _, err := get(ctx, id.Addr, "/v1/agent/self", &self)
 	var leader string
 	if status == http.StatusForbidden && id.RPC != "" {
-		switch status, _, err = get(ctx, id.Addr, "/v1/status/leader", &leader); {
+		switch _, _, err = get(ctx, id.Addr, "/v1/status/leader", &leader); {
 		case err == nil && leader == "":
 			return errors.New("no leader yet")
 		case err == nil && leader != id.RPC:

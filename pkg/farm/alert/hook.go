@@ -117,13 +117,13 @@ func NewHook(cfg HookConfig) *Hook {
 }
 
 // Raise implements Alerter.
-func (h *Hook) Raise(_ context.Context, in Incident) bool { return h.tell(in, false) }
+func (h *Hook) Raise(ctx context.Context, in Incident) bool { return h.tell(ctx, in, false) }
 
 // Resolve implements Alerter.
-func (h *Hook) Resolve(_ context.Context, in Incident) bool { return h.tell(in, true) }
+func (h *Hook) Resolve(ctx context.Context, in Incident) bool { return h.tell(ctx, in, true) }
 
 // tell notes what is to be told, and reports whether it was. It waits for nothing.
-func (h *Hook) tell(in Incident, resolved bool) (told bool) {
+func (h *Hook) tell(ctx context.Context, in Incident, resolved bool) (told bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	t := h.waiting[in.Key]
@@ -136,7 +136,7 @@ func (h *Hook) tell(in Incident, resolved bool) (told bool) {
 			h.untaken++
 		}
 		h.waiting[in.Key] = &telling{in: in, resolved: resolved, asked: time.Now()}
-		h.log(in, resolved)
+		h.log(ctx, in, resolved)
 		h.queue.Forget(in.Key)
 		h.queue.Add(in.Key)
 	case t.taken:
@@ -149,11 +149,11 @@ func (h *Hook) tell(in Incident, resolved bool) (told bool) {
 	return told
 }
 
-func (h *Hook) log(in Incident, resolved bool) {
+func (h *Hook) log(ctx context.Context, in Incident, resolved bool) {
 	if resolved {
-		Log{Logger: h.cfg.Log}.Resolve(context.Background(), in)
+		Log{Logger: h.cfg.Log}.Resolve(ctx, in)
 	} else {
-		Log{Logger: h.cfg.Log}.Raise(context.Background(), in)
+		Log{Logger: h.cfg.Log}.Raise(ctx, in)
 	}
 }
 

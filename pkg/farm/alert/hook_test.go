@@ -105,13 +105,13 @@ func TestToldOnlyWhenTaken(t *testing.T) {
 			t.Error("asking waited")
 		}
 		for range 60 { // an hour, in which looks ask again
-			time.Sleep(time.Minute)
+			<-time.After(time.Minute)
 			if h.Raise(t.Context(), incident("k")) {
 				t.Fatal("told, and nobody took it")
 			}
 		}
 		r.set(func() { r.fails = nil })
-		time.Sleep(2 * time.Minute)
+		<-time.After(2 * time.Minute)
 		if got := r.taken(); !slices.Equal(got, []string{"firing k"}) || !slices.Equal(r.told, []string{"web"}) {
 			t.Errorf("taken %v, looks %v", got, r.told)
 		}
@@ -146,11 +146,11 @@ func TestTheLatestOfAnIncident(t *testing.T) {
 		h, _, _, stop := hooked(t, r)
 		defer stop()
 		h.Raise(t.Context(), incident("never-taken"))
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		h.Resolve(t.Context(), incident("never-taken"))
 		h.Raise(t.Context(), incident("never-taken")) // a look that is late
 		r.set(func() { r.fails = nil })
-		time.Sleep(2 * time.Minute)
+		<-time.After(2 * time.Minute)
 		if got := r.taken(); !slices.Equal(got, []string{"resolved never-taken"}) {
 			t.Errorf("taken %v", got)
 		}
@@ -177,9 +177,9 @@ func TestWhatNobodyAsksForIsNotTold(t *testing.T) {
 		defer stop()
 		h.Raise(t.Context(), incident("moved"))
 		h.Resolve(t.Context(), incident("over"))
-		time.Sleep(10 * time.Minute)
+		<-time.After(10 * time.Minute)
 		r.set(func() { r.fails = nil })
-		time.Sleep(10 * time.Minute)
+		<-time.After(10 * time.Minute)
 		if got := r.taken(); !slices.Equal(got, []string{"resolved over"}) {
 			t.Errorf("taken %v", got)
 		}
