@@ -100,7 +100,15 @@ func TestLongRestartStopsNothing(t *testing.T) {
 	before := b.awaitReady(0, digest, 10)
 	pid := b.pid(0)
 	a.stop()
-	b.setContact(func(m *proc.Moment) { m.Up = max(1, m.Up-time.Hour) }) // not before the machine's start
+	const silence = 25 * time.Second // longer than stop_after
+	b.eventually(func() error { // or the last contact was before the machine's start
+		now, err := proc.Now()
+		if err == nil && now.Up <= silence {
+			err = fmt.Errorf("the machine is up for %s", now.Up)
+		}
+		return err
+	})
+	b.setContact(func(m *proc.Moment) { m.Up = max(1, m.Up-silence) })
 
 	b.start()
 	b.tell(intent(0, digest, pod.Running, 20))

@@ -22,40 +22,18 @@ const dogTimeout = 3 * time.Second
 // late is how much later than that a process may be told to stop on a busy machine.
 const late = 20 * time.Second
 
-// renew writes the note, as of so long ago, but not before the machine's start.
+// longAgo is when a note was written that is not enough any more.
+const longAgo = 2 * dogTimeout
+
+// renew writes the note, as of so long ago. A machine that was started since then is waited for until it is that old.
 func (b *bench) renew(ago time.Duration) (at proc.Moment) {
 	b.Helper()
-	at = b.now()
-	at.Up = max(1, at.Up-ago)
+	Eventually(b, fmt.Sprintf("the machine is up for %s", ago), func() bool { at = b.now(); return at.Up > ago })
+	at.Up -= ago
 	if err := proc.WriteNote(b.path("note"), at); err != nil {
 		b.Fatal(err)
 	}
 	return at
-}
-
-// keepRenewed renews the note again and again, until the function that it returns is called.
-func (b *bench) keepRenewed() (stop func()) {
-	b.Helper()
-	done, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			now, err := proc.Now()
-			if err == nil {
-				err = proc.WriteNote(b.path("note"), now)
-			}
-			if err != nil {
-				b.Errorf("renew the note: %v", err)
-				return
-			}
-			select {
-			case <-done:
-				return
-			case <-time.After(dogTimeout / 30):
-			}
-		}
-	}()
-	return func() { close(done); <-ended }
 }
 
 func (b *bench) now() proc.Moment {
@@ -218,9 +196,9 @@ func (b *bench) TestWatchdogOfAnEarlierSupervisor() {
 	spec := b.watched(b.script("p", idle))
 	st := b.startReady(spec)
 	b.node.killSupervisor(b.T)
-	note := b.renew(time.Hour)
+	note := b.renew(longAgo)
 	b.await("p", "stopped at once", func(st runtime.Status) bool { return st.Phase == runtime.Stopped })
-	b.failIf(b.now().Since(note) > time.Hour+late, "it counted anew")
+	b.failIf(b.now().Since(note) > longAgo+late, "it counted anew")
 	b.wantGone(st.PID)
 	b.wantDown(spec)
 }
@@ -251,7 +229,7 @@ func (b *bench) TestWatchdogAndRequests() {
 	spec := b.watched(b.script("p", `echo $$ >> pid; trap 'while ! [ -e go ]; do sleep 0.01; done; exit 0' TERM; : > ready; while :; do sleep 0.01; done`))
 	spec.StopGrace = Timeout
 	first := b.startReady(spec)
-	b.renew(time.Hour)
+	b.renew(longAgo)
 	b.await("p", "stopping", func(st runtime.Status) bool { return st.Phase == runtime.Stopping })
 	if err := b.Runtime.Remove(b.Context(), "p"); err == nil {
 		b.Error("a process was removed that still runs")
@@ -294,14 +272,14 @@ func TestWatchdogOnAFullDisk(t *testing.T) {
 		n := newNode(t)
 		b := &bench{T: t, Runtime: n.Client, node: n, dir: n.Dir}
 		spec := b.watched(b.script("p", idle))
-		forget := b.keepRenewed() // in place: that needs no room
+		spec.Watchdog.Timeout = late // the disk is full by then
 		st := b.startReady(spec)
 		disktest.Fill(t, disk)
 		if err := os.RemoveAll(b.path("reserve")); err != nil {
 			t.Fatal(err)
 		}
 		disktest.Fill(t, disk)
-		forget()
+		b.renew(late + time.Second) // in place: that needs no room
 		n.killSupervisor(t)
 		b.await("p", "stopped", func(st runtime.Status) bool { return st.Phase == runtime.Stopped })
 		b.wantGone(st.PID)
