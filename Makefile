@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build dig curl test race e2e faults bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema reference lint fmt clean ALWAYS
+.PHONY: help build dig curl test uptimes race e2e faults bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema reference lint fmt clean ALWAYS
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
@@ -13,6 +13,9 @@ DESCRIBED := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 
 LINTER   := bin/golangci-lint
 GREMLINS := bin/gremlins
 TESTTIME ?= 25m
+# What the clock since the machine's start says, in seconds, when the tests of the packages run that read it: it has just been started, or 400 days ago.
+UPTIMES  ?= 1 34560000
+BOOTTIME := $(sort $(dir $(shell grep -rlE --include='*.go' 'CLOCK_BOOTTIME|/proc/uptime|preparer/runtime/proc"' pkg)))
 SEED     ?= 0
 CHAOS_TIME ?= 2m
 FAULTS   ?= 200
@@ -54,7 +57,13 @@ test: build bin/consul dig curl ## everything that must pass: unit, real-Consul 
 	$(GO) vet ./...
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) ./cmd/... ./pkg/...
 	CGO_ENABLED=0 $(GO) test ./pkg/internal/account # as the programs are built
+	$(MAKE) uptimes
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -p 1 -parallel 3 ./integration/... # scenarios wait more than they compute
+
+uptimes: bin/consul ## the packages that read the clock since the machine's start, as on machines of other ages; UPTIMES=3600 for one
+	for up in $(UPTIMES); do \
+	  $(GO) test -race -shuffle=on -timeout $(TESTTIME) -exec "'$(CURDIR)/integration/tools/uptime.sh' $$up" $(BOOTTIME:%/=./%); \
+	done
 
 race: build bin/consul dig curl ## the tests three times in a row, in another order each time
 	$(GO) test -race -shuffle=on -count=3 -timeout 45m ./...

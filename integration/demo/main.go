@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
 // stepLimit is how long one step may take.
@@ -64,7 +65,7 @@ func run(ctx context.Context) (err error) {
 			err = errors.Join(err, d.stop())
 		}
 		if err == nil {
-			err = os.RemoveAll(d.dir)
+			err = consultest.RemoveAll(d.dir)
 			fmt.Printf("\nall steps passed in %.1f s\n", time.Since(started).Seconds())
 		} else {
 			fmt.Fprintln(os.Stderr, "logs are kept in", filepath.Join(d.dir, "logs"))

@@ -211,7 +211,7 @@ func (e *env) cleanup() {
 		}
 	}
 	for _, dir := range append(e.dirs, e.dir) {
-		if err := os.RemoveAll(dir); err != nil {
+		if err := consultest.RemoveAll(dir); err != nil {
 			e.t.Errorf("%.300s", err)
 		}
 	}

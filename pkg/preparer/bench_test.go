@@ -101,7 +101,7 @@ func shortDir(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
+		if err := consultest.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
 	})

@@ -100,8 +100,9 @@ func TestLongRestartStopsNothing(t *testing.T) {
 	before := b.awaitReady(0, digest, 10)
 	pid := b.pid(0)
 	a.stop()
-	const silence = 25 * time.Second // longer than stop_after
-	b.eventually(func() error { // or the last contact was before the machine's start
+	const silence = 25 * time.Second
+	// It is longer than stop_after. Where the machine is younger, the last contact would be before its start.
+	b.eventually(func() error {
 		now, err := proc.Now()
 		if err == nil && now.Up <= silence {
 			err = fmt.Errorf("the machine is up for %s", now.Up)

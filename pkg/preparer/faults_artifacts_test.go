@@ -21,6 +21,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
 )
@@ -93,16 +94,7 @@ func (f *faultRun) archive(dir string) []byte {
 func (f *faultRun) spoil(version int) {
 	f.t.Helper()
 	for _, tree := range f.trees(version) {
-		err := filepath.WalkDir(tree, func(path string, entry fs.DirEntry, err error) error {
-			if err == nil && entry.IsDir() {
-				err = os.Chmod(path, 0o755)
-			}
-			return err
-		})
-		if err == nil {
-			err = os.RemoveAll(tree)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := consultest.RemoveAll(tree); err != nil {
 			f.t.Fatal(err)
 		}
 	}

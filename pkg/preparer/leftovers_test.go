@@ -59,8 +59,8 @@ func TestHostileLeftovers(t *testing.T) {
 	plantDeep(t, home)
 	if err := errors.Join(
 		os.WriteFile(kept, []byte("precious"), 0o600), os.Link(kept, filepath.Join(home, "hard")), os.Symlink(b.cfg.Dir, filepath.Join(home, "link")),
-		unix.Mkfifo(filepath.Join(home, "pipe"), 0o600), os.Mkdir(filepath.Join(home, "closed"), 0), os.WriteFile(filepath.Join(home, "sparse"), nil, 0o400),
-		os.Truncate(filepath.Join(home, "sparse"), 1<<40),
+		unix.Mkfifo(filepath.Join(home, "pipe"), 0o600), os.Mkdir(filepath.Join(home, "closed"), 0), os.WriteFile(filepath.Join(home, "sparse"), nil, 0o600),
+		os.Truncate(filepath.Join(home, "sparse"), 1<<40), os.Chmod(filepath.Join(home, "sparse"), 0o400),
 	); err != nil {
 		t.Fatal(err)
 	}
