@@ -120,6 +120,8 @@ var scenarios = map[string]func(*env){
 	"alert-webhook":     alertWebhook,
 }
 
+func TestMain(m *testing.M) { os.Exit(consultest.Main(m)) }
+
 func TestScenario(t *testing.T) {
 	for name, run := range scenarios {
 		t.Run(name, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -297,7 +298,11 @@ func (d *daemon) afterReboot(bootID string) {
 	if err := os.WriteFile(file, []byte(bootID+"\n"), 0o600); err != nil {
 		d.e.t.Fatal(err)
 	}
-	const script = `mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"`
-	d.args = append([]string{"--mount", "--propagation", "private", "sh", "-c", script, file, d.path}, d.args...)
+	script, namespaces := `mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"`, []string{"--mount", "--propagation", "private"}
+	if os.Getuid() != 0 { // may mount in a user namespace; the daemon may not
+		script = strings.Replace(script, "exec", "exec setpriv --ambient-caps=-all --inh-caps=-all", 1)
+		namespaces = append(namespaces, "--user", "--map-current-user", "--keep-caps")
+	}
+	d.args = slices.Concat(namespaces, []string{"sh", "-c", script, file, d.path}, d.args)
 	d.path = "/usr/bin/unshare"
 }

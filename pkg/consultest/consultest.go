@@ -162,11 +162,22 @@ const manyClients = `{"limits": {"http_max_conns_per_client": 5000}}`
 
 // Main runs a package's tests and stops the shared server afterwards. Call it as os.Exit(consultest.Main(m)).
 func Main(m *testing.M) int {
+	forgetOtherConsul()
 	code := m.Run()
 	if perPackage.server != nil {
 		perPackage.server.Stop()
 	}
 	return code
+}
+
+// forgetOtherConsul removes what the shell says of a Consul of its own (CONSUL_HTTP_ADDR, a token, TLS): clients and programs under test would
+// turn to that one. CONSUL_BIN is the program that tests start.
+func forgetOtherConsul() {
+	for _, variable := range os.Environ() {
+		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "CONSUL_") && name != "CONSUL_BIN" {
+			_ = os.Unsetenv(name) // fails for names that no environment has
+		}
+	}
 }
 
 // patience is how long a call may take, and goroutines may take to end after the tests, on a busy machine.

@@ -78,6 +78,26 @@ func TestTiedProcessDiesWithItsParent(t *testing.T) {
 	})
 }
 
+// What the shell of a developer or of CI says of Consul does not lead tests to that one.
+func TestTheConsulOfTheShellIsForgotten(t *testing.T) {
+	if os.Getenv("PLAY_SHELL") == "" {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), "PLAY_SHELL=1", "CONSUL_HTTP_ADDR=127.0.0.1:1", "CONSUL_HTTP_SSL=true", "CONSUL_HTTP_TOKEN=x", "CONSUL_BIN=y")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	for _, name := range []string{"CONSUL_HTTP_ADDR", "CONSUL_HTTP_SSL", "CONSUL_HTTP_TOKEN"} {
+		if value, set := os.LookupEnv(name); set {
+			t.Errorf("%s is %q", name, value)
+		}
+	}
+	if got := os.Getenv("CONSUL_BIN"); got != "y" {
+		t.Errorf("CONSUL_BIN is %q", got)
+	}
+}
+
 func TestTwoServersRunSideBySide(t *testing.T) {
 	t.Parallel()
 	shared, prefix := consultest.Client(t)
