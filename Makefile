@@ -22,6 +22,11 @@ FAULTS   ?= 200
 FUZZ_TIME ?= 60s
 MUTANTS  ?= pkg/farm/reconcile pkg/farm/placement pkg/scheduler pkg/rollout pkg/deploy/plan pkg/election/ballot
 
+# Sockets of tests live below it, and the kernel limits a socket's path to 107 bytes.
+ifneq ($(shell dir="$${TMPDIR:-}"; [ $${#dir} -le 20 ] || echo long),)
+export TMPDIR := /tmp
+endif
+
 help: ## show this text
 	@echo 'rcfarm: a replication-controller farm on Consul'; echo
 	@grep -hE '^[a-z0-9/-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
