@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build dig curl test uptimes race e2e faults bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema reference lint fmt clean ALWAYS
+.PHONY: help build curl test uptimes race e2e faults bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema reference lint fmt clean ALWAYS
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
@@ -52,13 +52,10 @@ bin/hello.tar.gz: integration/hello/main.go integration/hello/pack.sh
 bin/consul: integration/tools/consul/go.mod ## provide Consul: $CONSUL_BIN, else one >= 1.15 on PATH, else build the pinned one
 	integration/tools/consul.sh $@
 
-dig: ## provide dig: on PATH, else Debian's package, which root may install
-	integration/tools/debian.sh bind9-dnsutils dig
-
-curl: ## provide curl, likewise
+curl: ## provide curl: on PATH, else Debian's package, which root may install
 	integration/tools/debian.sh curl curl
 
-test: build bin/consul dig curl ## everything that must pass: unit, real-Consul and end-to-end tests
+test: build bin/consul curl ## everything that must pass: unit, real-Consul and end-to-end tests
 	$(GO) vet ./...
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) ./cmd/... ./pkg/...
 	CGO_ENABLED=0 $(GO) test ./pkg/internal/account # as the programs are built
@@ -70,10 +67,10 @@ uptimes: bin/consul ## the packages that read the clock since the machine's star
 	  $(GO) test -race -shuffle=on -timeout $(TESTTIME) -exec "'$(CURDIR)/integration/tools/uptime.sh' $$up" $(BOOTTIME:%/=./%); \
 	done
 
-race: build bin/consul dig curl ## the tests three times in a row, in another order each time
+race: build bin/consul curl ## the tests three times in a row, in another order each time
 	$(GO) test -race -shuffle=on -count=3 -timeout 45m ./...
 
-e2e: build bin/consul dig curl ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
+e2e: build bin/consul curl ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
 	$(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestScenario$(if $(RUN),/^$(RUN)$$)' ./integration/e2e
 
 faults: build bin/consul ## kill -9 a preparer at FAULTS=200 random steps (SEED=n); set the machine's clock and back

@@ -1,14 +1,15 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
@@ -33,13 +34,13 @@ func services(e *env) {
 		admin = rec.Value.Ports["admin"]
 	}
 
-	byDNS, health := e.documentedLookups(ports[0])
+	byDNS, health := e.documentedLookups()
 	want := []int{8080, admin}
 	if len(byDNS) != len(want) {
 		e.t.Fatalf("docs/manifest.md asks %q", byDNS)
 	}
-	for i, question := range byDNS {
-		e.within(limit, func() error { return e.asks(question, want[i]) })
+	for i, name := range byDNS {
+		e.within(limit, func() error { return e.asks(ports[0], name, want[i]) })
 	}
 	e.within(limit, func() error { return e.finds(health, 8080, "shop") })
 	e.within(limit, func() error {
@@ -47,20 +48,20 @@ func services(e *env) {
 	})
 
 	e.rcctl("", "rc", "scale", "hello", "0", "--wait", "--timeout", limit.String())
-	for _, question := range byDNS {
-		e.within(limit, func() error { return e.asks(question, 0) })
+	for _, name := range byDNS {
+		e.within(limit, func() error { return e.asks(ports[0], name, 0) })
 	}
 }
 
-// documentedLookups returns the arguments of each dig in docs/manifest.md, asking the given port, and the health question.
-func (e *env) documentedLookups(dns int) (byDNS [][]string, health string) {
+// documentedLookups returns the name that each dig in docs/manifest.md asks for, and the health question.
+func (e *env) documentedLookups() (byDNS []string, health string) {
 	e.t.Helper()
 	data, err := os.ReadFile(filepath.Join(e.root, "docs", "manifest.md"))
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	for _, line := range regexp.MustCompile(`(?m)^\$ dig (.*)$`).FindAllStringSubmatch(string(data), -1) {
-		byDNS = append(byDNS, strings.Fields(strings.Replace(line[1], "-p 8600", "-p "+strconv.Itoa(dns), 1)))
+	for _, line := range regexp.MustCompile(`(?m)^\$ dig \+short @127\.0\.0\.1 -p 8600 (\S+) SRV$`).FindAllStringSubmatch(string(data), -1) {
+		byDNS = append(byDNS, line[1])
 	}
 	found := regexp.MustCompile(`127\.0\.0\.1:8500(/v1/health/service/[^']*)`).FindStringSubmatch(string(data))
 	if found == nil {
@@ -69,18 +70,19 @@ func (e *env) documentedLookups(dns int) (byDNS [][]string, health string) {
 	return byDNS, "http://" + e.consul.Addr + found[1]
 }
 
-// asks returns nil if the answer to a question of dig is one service at the port, or with zero none.
-func (e *env) asks(question []string, port int) error {
-	out, err := exec.CommandContext(e.t.Context(), "dig", question...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("dig %q: %w: %s", question, err, out)
+// asks returns nil if Consul at that port answers for the name with one service at the port, or with zero none.
+func (e *env) asks(dns int, name string, port int) error {
+	resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		var dialer net.Dialer
+		return dialer.DialContext(ctx, network, fmt.Sprintf("127.0.0.1:%d", dns))
+	}}
+	_, found, err := resolver.LookupSRV(e.t.Context(), "", "", name+".")
+	var unknown *net.DNSError
+	if err != nil && (!errors.As(err, &unknown) || !unknown.IsNotFound) {
+		return fmt.Errorf("look %s up: %w", name, err)
 	}
-	var got []string
-	for line := range strings.Lines(string(out)) {
-		got = append(got, strings.Fields(line)[2])
-	}
-	if want := []string{strconv.Itoa(port)}; port == 0 && len(got) > 0 || port != 0 && !slices.Equal(got, want) {
-		return fmt.Errorf("dig %q finds %q, want port %d", question, out, port)
+	if none := len(found) == 0; none != (port == 0) || !none && (len(found) > 1 || int(found[0].Port) != port) {
+		return fmt.Errorf("%s is found %d times, %+v, want port %d", name, len(found), found, port)
 	}
 	return nil
 }
