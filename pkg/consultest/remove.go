@@ -6,7 +6,8 @@ import (
 	"path/filepath"
 )
 
-// RemoveAll is os.RemoveAll for directories that are read-only, as artifacts are unpacked: only root can remove from them as they are.
+// RemoveAll is os.RemoveAll for a tree whose directories may be read-only, as those of unpacked artifacts are. Only
+// root can remove from such a directory.
 func RemoveAll(dir string) error {
 	err := os.RemoveAll(dir)
 	if err == nil {
