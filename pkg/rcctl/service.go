@@ -117,7 +117,7 @@ func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned
 	resolver := plan.ServiceSpecResolver{Domain: d.flags.String("domain"), Digests: &plan.DigestResolver{Source: &deploy.TarSource{}, Known: known}}
 	resolved, err := resolver.Resolve(ctx, spec)
 	if err != nil {
-		return nil, err
+		return nil, refusedPlan(err)
 	}
 	if key := d.flags.String("sign-key"); key != "" {
 		signatures, err := signAll(d.flags, manifestsOf(resolved.RCSpec(resolved.Name)), key)
@@ -186,7 +186,10 @@ func planAll(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) (
 func refusedPlan(err error) error {
 	var refused *plan.RefusedError
 	var stale *plan.StaleError
+	var unknown *plan.UnknownDigestError
 	switch {
+	case errors.As(err, &unknown):
+		return refusedf("%v; nothing was written", unknown)
 	case errors.As(err, &refused):
 		return refusedf("%v", refused)
 	case errors.As(err, &stale):

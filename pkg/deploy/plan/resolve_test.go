@@ -50,7 +50,11 @@ func TestDigestResolver(t *testing.T) {
 			t.Errorf("%s %s: %q, asked %d times, %v", tt.artifact, tt.policy, got, s.asked, err)
 		}
 	}
-	_, err := (&plan.DigestResolver{}).Resolve(t.Context(), "a", record.Always)
+	_, err := (&plan.DigestResolver{}).Resolve(t.Context(), "a", record.Never)
+	if unknown, is := errors.AsType[*plan.UnknownDigestError](err); !is || unknown.Artifact != "a" {
+		t.Errorf("%T %v", err, err)
+	}
+	_, err = (&plan.DigestResolver{}).Resolve(t.Context(), "a", record.Always)
 	if err == nil || err.Error() != "artifact a: there is no source to ask for its digest; pin its sha256" {
 		t.Error(err)
 	}
