@@ -113,3 +113,70 @@ func endRollout(t *testing.T, s *conn, outcome rollout.State, counts ...int) {
 		t.Fatal(err)
 	}
 }
+
+// After the breaker has tripped, the same command with --allow-mass-stop lets the stops pass that it withholds; where it withholds none, nothing
+// is written.
+func TestAllowingWhatTheBreakerWithholds(t *testing.T) {
+	t.Parallel()
+	s, prefix := testConn(t)
+	document := strings.Replace(serviceDocument, "ARG", "a", 1)
+	must := func(stdin, want string, args ...string) *record.Service {
+		t.Helper()
+		if code, out, errs := run(t, prefix, stdin, args...); code != exitDone || !strings.Contains(out, want) {
+			t.Errorf("rcctl %s: exit code %d, want %q in:\n%s%s", strings.Join(args, " "), code, want, out, errs)
+		}
+		svc, err := s.Deployments.Service(t.Context(), "web")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return svc
+	}
+	must(document, "web-r1", "deploy", "-f", "-", "--yes", "--detach")
+	endRollout(t, s, rollout.Done, 2)
+	for _, tt := range []struct {
+		stdin string
+		args  []string
+	}{
+		{document, []string{"deploy", "-f", "-", "--yes", "--detach", "--allow-mass-stop"}},
+		{"", []string{"scale", "web", "2", "--yes", "--detach", "--allow-mass-stop"}},
+	} {
+		withheld(t, s, false, 0)
+		was := must(tt.stdin, "up to date", tt.args...)
+		if r := was.Controllers[0].RC; r.AllowMassStop == r.Generation {
+			t.Errorf("%v: the breaker withholds nothing, and passes %+v", tt.args, r)
+		}
+		withheld(t, s, true, 0)
+		now := must(tt.stdin, "let the mass-stop breaker pass web-r1; what it withholds stops after rcctl farm resume", tt.args...)
+		r := now.Controllers[0].RC
+		if r.AllowMassStop != r.Generation || r.Generation != was.Controllers[0].RC.Generation+1 || r.Desired() != 2 {
+			t.Errorf("%v: %+v", tt.args, r)
+		}
+		if again := must(tt.stdin, "up to date", tt.args...); again.Controllers[0].RC.Generation != r.Generation {
+			t.Errorf("%v: it is written again: %+v", tt.args, again.Controllers[0].RC)
+		}
+		withheld(t, s, false, 1) // by another change, which is not allowed
+	}
+}
+
+// withheld writes the status of the controller of web as its owner would, and makes changes to it that nobody allowed.
+func withheld(t *testing.T, s *conn, is bool, changes int64) {
+	t.Helper()
+	svc, err := s.Deployments.Service(t.Context(), "web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := svc.Controllers[0].RC
+	r.Generation += changes
+	st := rc.Status{RCID: r.ID, Placed: 245, Conditions: []rc.Condition{{Type: rc.BreakerTripped, True: is}}}
+	var ops []consul.Op
+	for key, value := range map[string]any{s.Keys().Statuses.Key(r.ID): st, s.Keys().RCs.Key(r.ID): r} {
+		data, err := json.Marshal(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ops = append(ops, consul.Set(key, data))
+	}
+	if _, err := s.consul.Commit(t.Context(), ops); err != nil {
+		t.Fatal(err)
+	}
+}

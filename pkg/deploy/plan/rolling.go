@@ -41,6 +41,7 @@ const (
 	inPlace         // its controller's pods are upgraded where they are
 	rescale         // the rollout under way ends with other counts
 	note            // the rollout under way goes on, and the next one has other knobs
+	allow           // nothing changes, but the mass-stop breaker lets the stops pass that it withholds
 )
 
 // planner makes one plan.
@@ -145,7 +146,7 @@ func (p *planner) course() course {
 		return inPlace
 	case p.svc.Rollout != nil:
 		return p.midCourse()
-	case slices.ContainsFunc(p.svc.Others(p.base.RC), func(c record.Controller) bool { return c.HasPods() }):
+	case slices.ContainsFunc(p.svc.Others(p.base.RC), func(c record.Controller) bool { return c.HasPods() && !leaves(&c) }):
 		return recreate // a rollout was given up, and other revisions still have pods
 	case p.current.RC.InPlace != nil:
 		return inPlace // an upgrade was given up, and some pods have the former manifest
@@ -153,6 +154,8 @@ func (p *planner) course() course {
 		return recreate
 	case p.change.Kind != UpToDate || p.drifted():
 		return update
+	case p.MassStop && slices.ContainsFunc(p.svc.Controllers, func(c record.Controller) bool { return withheld(&c) && !allowed(&c.RC) }):
+		return allow
 	default:
 		return nothing
 	}
@@ -225,6 +228,9 @@ func (p *planner) revision(number int64) rc.RC {
 // operations lists what happens, and fills the draft with what does not depend on when it does.
 func (p *planner) operations(c course) ([]Operation, error) {
 	p.draft = &draft{Draft: record.Draft{Service: p.spec.Name, Seen: p.svc}}
+	if c == allow {
+		return p.allowances(), nil
+	}
 	id, number := p.base.ID, p.base.Revision
 	switch c {
 	case first:
