@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -180,18 +179,9 @@ func JoinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]nod
 }
 
 // AddLosses adds what the owners of pods found out about nodes that are not alive.
-func AddLosses(views []NodeView, placements []store.Rec[pod.Placement]) {
-	dead := map[string]*NodeView{}
+func AddLosses(views []NodeView, losses Losses) {
 	for i := range views {
-		if !views[i].Alive {
-			dead[views[i].Name] = &views[i]
-		}
-	}
-	for i := range placements {
-		p := &placements[i].Value
-		if v := dead[p.Node]; v != nil {
-			v.UnmanagedSince = earlier(v.UnmanagedSince, p.UnmanagedSince)
-			v.LostSince = earlier(v.LostSince, p.LostSince)
-		}
+		loss := losses[views[i].Name]
+		views[i].LostSince, views[i].UnmanagedSince = loss.lostSince, loss.unmanagedSince
 	}
 }

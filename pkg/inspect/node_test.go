@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -36,30 +37,80 @@ func TestJoinNodes(t *testing.T) {
 	}
 }
 
-// The earliest loss that an owner of pods found out about counts, and only where the node is not alive.
+// The earliest loss that an owner of pods found out about counts, where the node is not alive and the loss is of its present death. Former copies bear it, too.
 func TestAddLosses(t *testing.T) {
 	t.Parallel()
 	at := func(s int64) *time.Time { v := time.Unix(s, 0); return &v }
-	views := []NodeView{{Name: "a"}, {Name: "b"}, {Name: "c", Alive: true}, {Name: "d"}}
-	var placements []store.Rec[pod.Placement]
-	for _, p := range []pod.Placement{
-		{Node: "a", UnmanagedSince: at(7)},
-		{Node: "a", UnmanagedSince: at(5)},
-		{Node: "b", UnmanagedSince: at(5)},
-		{Node: "b", LostSince: at(9)},
-		{Node: "c", LostSince: at(9)},
-		{Node: "gone", LostSince: at(9)},
-	} {
-		placements = append(placements, store.Rec[pod.Placement]{Value: p})
+	rec := func(name, session string) store.Rec[node.Node] {
+		return store.Rec[node.Node]{Value: node.Node{Name: name}, Session: session, Index: 3}
 	}
-	AddLosses(views, placements)
-	for i, want := range []string{"unmanaged", "lost", "yes", "no"} {
+	recs := []store.Rec[node.Node]{rec("a", ""), rec("b", ""), rec("c", "s"), rec("d", ""), rec("e", ""), rec("f", ""), rec("g", "")}
+	placements := []pod.Placement{
+		{Node: "a", UnmanagedSince: at(7), DeadIndex: 3},
+		{Node: "a", UnmanagedSince: at(5)},
+		{Node: "b", UnmanagedSince: at(5), DeadIndex: 3},
+		{Node: "b", LostSince: at(9), DeadIndex: 3},
+		{Node: "c", LostSince: at(9), DeadIndex: 3},
+		{Node: "gone", LostSince: at(9), DeadIndex: 3},
+		{Node: "e", LostSince: at(9), DeadIndex: 2},
+		{Node: "c", Ghosts: []pod.Ghost{
+			{Node: "f", MachineLost: true, DeadIndex: 3, Since: *at(4)}, {Node: "g", DeadIndex: 3}, {Node: "d", MachineLost: true, DeadIndex: 2},
+		}},
+	}
+	views := JoinNodes(recs, nil, nil)
+	AddLosses(views, LossesOf(recs, placements))
+	for i, want := range []string{"unmanaged", "lost", "yes", "no", "no", "lost", "no"} {
 		if got := views[i].AliveText(); got != want {
 			t.Errorf("%s: %s, want %s", views[i].Name, got, want)
 		}
 	}
-	if !views[0].UnmanagedSince.Equal(*at(5)) {
-		t.Errorf("%v is not the earliest", views[0].UnmanagedSince)
+	if !views[0].UnmanagedSince.Equal(*at(5)) || !views[5].LostSince.Equal(*at(4)) {
+		t.Errorf("%v %v", views[0].UnmanagedSince, views[5].LostSince)
+	}
+}
+
+// Nothing on a lost machine is shown as it was reported last; a pod that was declared gone is not said to run.
+func TestJoinPodsOnDeadNodes(t *testing.T) {
+	t.Parallel()
+	id := func(i int) pod.Identity { return pod.Identity{RCID: "r", Role: "main", Index: i} }
+	ready := func(i int, node string) pod.Reality {
+		return pod.Reality{Identity: id(i), Node: node, State: pod.StateReady, Available: true, Digest: "d"}
+	}
+	since := time.Unix(9, 0)
+	recs := []store.Rec[node.Node]{{Value: node.Node{Name: "lost"}, Index: 3}, {Value: node.Node{Name: "away"}, Index: 4}, {Value: node.Node{Name: "up"}, Session: "s"}}
+	placements := []pod.Placement{
+		{Identity: id(0), Node: "up", Digest: "d", RunState: pod.Running, Ghosts: []pod.Ghost{{Node: "lost", MachineLost: true, DeadIndex: 3}}},
+		{Identity: id(1), Node: "lost", Digest: "d", RunState: pod.Running}, // not yet marked
+		{Identity: id(2), Node: "away", Digest: "d", RunState: pod.Running},
+		{Identity: id(7), Node: "lost", Digest: "d", RunState: pod.Running, LostSince: &since, DeadIndex: 3},
+	}
+	local, localAway := ready(6, "lost"), ready(8, "away")
+	local.Kind, localAway.Kind = pod.KindLocal, pod.KindLocal
+	realities := []pod.Reality{ready(0, "up"), ready(0, "lost"), ready(1, "lost"), ready(2, "away"), ready(3, "lost"), ready(4, "away"), ready(5, "up"), local, localAway, ready(7, "lost")}
+	type seen struct {
+		kind, node, state string
+		available         bool
+	}
+	want := map[seen]string{
+		{Placed, "up", "ready", true}:    "",
+		{Ghost, "lost", Lost, false}:     "is gone since",
+		{Placed, "lost", Lost, false}:    "is gone since",
+		{Placed, "away", "ready", true}:  "",
+		{Orphan, "lost", Lost, false}:    "has no placement; its node is gone since",
+		{Local, "away", Unknown, false}:  "its node has no living preparer",
+		{Orphan, "away", Unknown, false}: "has no placement; its node has no living preparer",
+		{Orphan, "up", "ready", false}:   "it runs until its rc adopts or stops it",
+		{Local, "lost", Lost, false}:     "is gone since",
+	}
+	views := JoinPods(placements, realities, LossesOf(recs, placements), nil)
+	for _, v := range views {
+		says, ok := want[seen{v.Kind, v.Node, v.State, v.Available}]
+		if !ok || !strings.Contains(v.Message, says) || says == "" && v.Message != "" || strings.Count(v.Message, "gone since") > 1 {
+			t.Errorf("%s on %s: %s %t %q", v.Kind, v.Node, v.State, v.Available, v.Message)
+		}
+	}
+	if len(views) != len(want)+1 { // two are placed on the lost one
+		t.Errorf("%d views", len(views))
 	}
 }
 

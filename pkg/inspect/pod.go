@@ -27,7 +27,7 @@ type PodView struct {
 	Index           int               `json:"index"`
 	Node            string            `json:"node"`
 	Kind            string            `json:"kind"`  // placed, ghost (left this node, stop not confirmed), orphan (no placement) or local (of its node alone)
-	State           string            `json:"state"` // as reported; "placed" before the first report, "lost" when the node is gone, "unknown" when the report cannot be read
+	State           string            `json:"state"` // as reported; "placed" before the first report, "lost" when the node is gone, "unknown" when the report cannot be read, or is about a pod that nobody has placed on a node without a preparer
 	Available       bool              `json:"available"`
 	Restarts        int               `json:"restarts"`
 	Digest          string            `json:"digest"`           // that the farm asks for; for an orphan that the node runs
@@ -59,8 +59,8 @@ const (
 )
 
 // JoinPods joins placements with what nodes report, and adds the copies on nodes that a pod has left and the pods that
-// run without a placement. rcNames maps ids of controllers to names. The result is sorted by rc name, role, index, node.
-func JoinPods(placements []pod.Placement, realities []pod.Reality, rcNames map[string]string) []PodView {
+// run without a placement. Losses are those of their nodes, and rcNames maps ids of controllers to names. The result is sorted by rc name, role, index, node.
+func JoinPods(placements []pod.Placement, realities []pod.Reality, losses Losses, rcNames map[string]string) []PodView {
 	reported := make(map[store.At]*pod.Reality, len(realities))
 	for i := range realities {
 		r := &realities[i]
@@ -90,12 +90,17 @@ func JoinPods(placements []pod.Placement, realities []pod.Reality, rcNames map[s
 		default: // nobody has placed it there
 			v := viewOf(r.Identity, r.Node, "", Orphan, r)
 			v.Digest = r.Digest
-			v.note("has no placement; it runs until its rc adopts or stops it")
+			if _, dead := losses[r.Node]; dead {
+				v.note("has no placement")
+			} else {
+				v.note("has no placement; it runs until its rc adopts or stops it")
+			}
 			views = append(views, v)
 		}
 	}
 	for i := range views {
 		views[i].RCName = rcNames[views[i].RCID]
+		losses.believe(&views[i])
 	}
 	slices.SortFunc(views, func(a, b PodView) int {
 		return cmp.Or(cmp.Compare(a.RCName, b.RCName), cmp.Compare(a.RCID, b.RCID), cmp.Compare(a.Role, b.Role),

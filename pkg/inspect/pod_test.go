@@ -99,7 +99,7 @@ func TestJoinPods(t *testing.T) {
 			reality(4, "n1", 5, pod.StateReady), reality(5, "n1", 4, pod.StateReady), reality(5, "n2", 5, pod.StateStarting),
 			reality(6, "n1", 4, pod.StateReady), reality(7, "n1", 5, pod.StateStopped),
 			reality(8, "n3", 1, pod.StateReady), reality(9, "n3", 1, pod.StateStopped),
-		}, map[string]string{"r": "web-rc"})
+		}, nil, map[string]string{"r": "web-rc"})
 	var got []string
 	for _, v := range views {
 		if v.RCName != "web-rc" {
@@ -125,7 +125,7 @@ func TestJoinPods(t *testing.T) {
 	if left := FilterPods(views, "r", "n2"); len(left) != 1 || left[0].Node != "n2" {
 		t.Errorf("%+v", left)
 	}
-	if none := JoinPods(nil, nil, nil); none == nil {
+	if none := JoinPods(nil, nil, nil, nil); none == nil {
 		t.Error("no pods must be an empty list, not null")
 	}
 }

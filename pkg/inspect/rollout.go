@@ -219,7 +219,7 @@ func (r *RevisionView) Count(ctrl *rc.RC, placements []pod.Placement, realities 
 	if ctrl.InPlace != nil {
 		r.Upgraded = &upgraded
 	}
-	for _, p := range JoinPods(placements, slices.Collect(maps.Values(realities)), nil) {
+	for _, p := range JoinPods(placements, slices.Collect(maps.Values(realities)), nil, nil) {
 		r.Pods[p.State]++
 		if p.Available {
 			r.Available++

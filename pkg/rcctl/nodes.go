@@ -68,7 +68,7 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 		if placements, badPods, err = s.Pods.List(c.Context, store.Default); err != nil {
 			return err
 		}
-		inspect.AddLosses(views, placements)
+		inspect.AddLosses(views, inspect.LossesOf(recs, values(placements)))
 	}
 	none := none("nodes", c.IsSet("selector"), "start a preparer on each machine")
 	tb := table{

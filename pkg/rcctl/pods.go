@@ -224,8 +224,13 @@ func (s *conn) podViews(c *cli.Context) (views []inspect.PodView, bad []error, e
 	if err != nil {
 		return nil, nil, err
 	}
-	views = inspect.FilterPods(inspect.JoinPods(values(placements), values(realities), names), rcID, c.String("node"))
+	nodes, badNodes, err := s.Nodes.List(c.Context, store.Default)
+	if err != nil {
+		return nil, nil, err
+	}
+	losses := inspect.LossesOf(nodes, values(placements))
+	views = inspect.FilterPods(inspect.JoinPods(values(placements), values(realities), losses, names), rcID, c.String("node"))
 	views = inspect.Selected(views, selectorOf(c), (*inspect.PodView).LabelSet)
 	inspect.MarkUnreadable(views, badRealities, s.Keys())
-	return views, slices.Concat(bad, badPlacements, badRealities), nil
+	return views, slices.Concat(bad, badPlacements, badRealities, badNodes), nil
 }
