@@ -71,6 +71,7 @@ var scenarios = map[string]func(*env){
 	"logs-exec":         logsExec,
 	"exec-stop":         execStop,
 	"push":              pushScenario,
+	"stopped-stub":      stoppedStub,
 	"hostile-pod":       hostilePod,
 	"hostile-node":      hostileNode,
 	"reboot":            reboot,

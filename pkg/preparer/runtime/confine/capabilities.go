@@ -56,7 +56,7 @@ func Become(uid, gid int, keep []int) error {
 		}
 	}
 	iso := Isolation{UID: uid, GID: gid, NoNewPrivileges: true}
-	if err := become(iso); err != nil {
+	if err := become(iso, nil); err != nil {
 		return err
 	}
 	if err := keepCapabilities(keep); err != nil {
@@ -73,5 +73,3 @@ func DropCapabilities() error {
 	}
 	return keepCapabilities(nil)
 }
-
-func dropCapabilities(Isolation) error { return DropCapabilities() }

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == applyArg {
 		uid, err := strconv.Atoi(os.Args[2])
 		if err == nil {
-			err = confine.Apply(&confine.Confinement{Isolation: confine.Isolation{UID: uid, GID: uid, NoNewPrivileges: true}})
+			err = confine.Apply(&confine.Confinement{Isolation: confine.Isolation{UID: uid, GID: uid, NoNewPrivileges: true}}, nil)
 		}
 		if err == nil {
 			err = syscall.Exec("/bin/cat", []string{"cat", "/proc/self/status"}, nil)

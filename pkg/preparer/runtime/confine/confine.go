@@ -80,17 +80,24 @@ func (c Confinement) Validate() error {
 //
 // The order is fixed by what each step needs: cgroup and mounts need root, which the user step gives up, and setgid needs
 // it after setgroups. The limits of the cgroup hold from the first step on.
-func Apply(c *Confinement) error {
+//
+// tie, unless nil, ties the process to its parent. It is called when no later step can undo that, and before the user that the
+// process becomes may signal it.
+func Apply(c *Confinement, tie func() error) error {
 	runtime.LockOSThread()
 	if err := joinCgroup(c); err != nil {
 		return err
 	}
-	for _, step := range []func(Isolation) error{coverTmp, become, dropCapabilities, renouncePrivileges} {
-		if err := step(c.Isolation); err != nil {
-			return err
-		}
+	if err := coverTmp(c.Isolation); err != nil {
+		return err
 	}
-	return nil
+	if err := become(c.Isolation, tie); err != nil {
+		return err
+	}
+	if err := DropCapabilities(); err != nil {
+		return err
+	}
+	return renouncePrivileges(c.Isolation)
 }
 
 // What package syscall lacks; the same on all architectures that it has Linux for (include/uapi, open(2) and prctl(2)).
@@ -144,9 +151,15 @@ func OwnMounts() error {
 }
 
 // become changes the user for good: real, effective and saved ids, so that there is no way back.
-func become(iso Isolation) error {
+//
+// The effective user changes first, because that change clears the death signal, which tie sets again. Only a process with the real or
+// the saved user may send signals (kill(2)): so no pod can stop this process while it is tied to nothing.
+func become(iso Isolation, tie func() error) error {
+	if tie == nil {
+		tie = func() error { return nil }
+	}
 	if os.Getuid() != 0 && os.Getuid() == iso.UID && os.Getgid() == iso.GID && len(iso.Groups) == 0 {
-		return nil // only root may even ask for the groups that it has
+		return tie() // only root may even ask for the groups that it has
 	}
 	if err := syscall.Setgroups(iso.Groups); err != nil {
 		return fmt.Errorf("take groups %v: %w", iso.Groups, err)
@@ -154,8 +167,15 @@ func become(iso Isolation) error {
 	if err := syscall.Setresgid(iso.GID, iso.GID, iso.GID); err != nil {
 		return fmt.Errorf("become group %d: %w", iso.GID, err)
 	}
-	if err := syscall.Setresuid(iso.UID, iso.UID, iso.UID); err != nil {
+	const keep = -1
+	if err := syscall.Setresuid(keep, iso.UID, keep); err != nil {
 		return fmt.Errorf("become user %d: %w", iso.UID, err)
+	}
+	if err := tie(); err != nil {
+		return err
+	}
+	if err := syscall.Setresuid(iso.UID, iso.UID, iso.UID); err != nil {
+		return fmt.Errorf("become user %d for good: %w", iso.UID, err)
 	}
 	return nil
 }

@@ -50,50 +50,42 @@ func Exec() {
 	syscall.Exit(0) // at once: os.Exit of a binary built with the race detector waits a second
 }
 
-// guard runs the program and returns when nothing of it is left.
+// guard runs the program and returns when nothing of it is left. The end of order ends it at any moment.
 func guard(c Command, order io.Reader) result {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return result{Error: fmt.Sprintf("become a child subreaper: %v", err)}
 	}
-	pid, err := startProgram(c)
-	if err != nil {
-		return result{Error: err.Error()}
-	}
-	ended := make(chan result, 1)
-	reaped := make(chan struct{})
-	go func() {
-		defer close(reaped)
-		reap(pid, ended)
-	}()
+	// From before the start on: a pod can stop the stub of its command, and then only the guard can end it.
 	left := make(chan struct{})
 	go func() {
 		defer close(left)
 		_, _ = io.Copy(io.Discard, order) // its end is all that matters
 	}()
+	started, err := stub.Start([3]*os.File{os.Stdin, os.Stdout, os.Stderr}, syscall.SIGKILL)
+	if err != nil {
+		return result{Error: err.Error()}
+	}
+	defer started.Close()
+	_ = unix.Close(started.PIDFD) // whoever is not reaped has its number
+	ended := make(chan result, 1)
+	reaped := make(chan struct{})
+	go func() {
+		defer close(reaped)
+		reap(started.PID, ended)
+	}()
 	var r result
-	select {
-	case r = <-ended:
-	case <-left:
+	err = started.Release(stub.Order{Command: c.Argv, Env: c.Env, Dir: c.Dir, Isolation: c.Isolation, Guarded: true}, left)
+	if err != nil {
+		r = result{Error: err.Error()}
+	} else {
+		select {
+		case r = <-ended:
+		case <-left:
+		}
 	}
 	killAll(reaped)
 	<-reaped
 	return r
-}
-
-// startProgram starts the program and returns once it runs.
-func startProgram(c Command) (pid int, err error) {
-	started, err := stub.Start([3]*os.File{os.Stdin, os.Stdout, os.Stderr}, syscall.SIGKILL)
-	if err != nil {
-		return 0, err
-	}
-	defer started.Close()
-	_ = unix.Close(started.PIDFD) // whoever is not reaped has its number
-	err = started.Release(stub.Order{Command: c.Argv, Env: c.Env, Dir: c.Dir, Isolation: c.Isolation, Guarded: true}, time.Time{})
-	if err != nil {
-		_ = unix.Kill(started.PID, unix.SIGKILL) // our child, so the number is its
-		_, _ = unix.Wait4(started.PID, nil, 0, nil)
-	}
-	return started.PID, err
 }
 
 // reap waits for every child, its own and inherited ones, until there is none. How the program ended is sent.

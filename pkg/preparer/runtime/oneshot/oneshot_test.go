@@ -35,6 +35,12 @@ func TestMain(m *testing.M) {
 			_, err := Run(context.Background(), script(os.Args[2], family))
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
+		case callerOfArg:
+			fmt.Fprintln(os.Stderr, callerOf(os.Args[2], os.Args[3], os.Args[4]))
+			os.Exit(1)
+		case parentArg:
+			fmt.Fprintln(os.Stderr, parentOfStub())
+			os.Exit(1)
 		}
 	}
 	os.Exit(consultest.NoLeaks(m.Run()))

@@ -1,10 +1,15 @@
 package shim_test
 
 import (
+	"context"
+	"errors"
+	"os"
 	"strings"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/internal/exectest"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/stub"
 )
 
 // The tests of this file are about being asked to end.
@@ -97,4 +102,36 @@ func (b *bench) TestCrashEndsGrandchildren() {
 : > second; : > pids;`+family+`exit 1`))
 	b.await("p", "restarted", func(st runtime.Status) bool { return st.Restarts == 1 && st.Phase == runtime.Running })
 	b.wantGone(b.pids("pids")...)
+}
+
+// A pod may stop its own process, or a command beside it, between the change of user and the program. Its stop is confirmed all the same,
+// and neither is left.
+func (b *bench) TestStopBeforeItIsTheProgram() {
+	b.startReady(b.script("p", idle))
+	program := exectest.Program(b)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := b.Runtime.Exec(context.WithoutCancel(b.Context()), "p", []string{program, "1000"}, runtime.Streams{})
+		ended <- err
+	}()
+	command, guard := exectest.Stop(b, b.dir, stub.Arg)
+	b.stop("p")
+	b.wantGone(command, guard)
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		b.Errorf("the command ended with %v", err)
+	}
+	held := b.script("held", "")
+	held.Dir = b.path("held-in")
+	if err := os.Mkdir(held.Dir, 0o755); err != nil {
+		b.Fatal(err)
+	}
+	held.Command = []string{exectest.Program(b), "1000"}
+	b.start(held)
+	pid, _ := exectest.Stop(b, held.Dir, stub.Arg)
+	began := time.Now()
+	b.stop("held")
+	b.wantGone(pid)
+	if took := time.Since(began); took >= stub.Timeout { // not only because it had its time
+		b.Errorf("stopped after %s", took)
+	}
 }

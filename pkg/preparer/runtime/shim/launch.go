@@ -13,10 +13,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/stub"
 )
 
-// stubTimeout bounds how long a stub may take to become its program. It has next to nothing to do: a stub that takes
-// longer is stopped or cannot read its binary.
-const stubTimeout = 30 * time.Second
-
 // openStdio opens what a program has as its descriptors from 0 on: nothing to read, and its log.
 func openStdio(spec localSpec) (stdio [3]*os.File, err error) {
 	null, err := os.Open(os.DevNull)
@@ -39,8 +35,8 @@ func openStdio(spec localSpec) (stdio [3]*os.File, err error) {
 func closeStdio(stdio [3]*os.File) { _, _ = stdio[0].Close(), stdio[1].Close() } // one that is nil says so
 
 // launch starts the program. Before the stub may become the program, its pid is on disk; if anything goes wrong on
-// the way, nothing of it runs when launch returns.
-func (p *process) launch() (*child, error) {
+// the way, nothing of it runs when launch returns. It need not wait for a stub that does not become the program once recalled ends.
+func (p *process) launch(recalled context.Context) (*child, error) {
 	spec := p.current().Spec
 	stdio, err := openStdio(spec)
 	if err != nil {
@@ -59,10 +55,10 @@ func (p *process) launch() (*child, error) {
 	})
 	if err == nil {
 		order := stub.Order{Command: spec.Command, Env: spec.Env, Dir: spec.Dir, Isolation: spec.Isolation}
-		err = started.Release(order, time.Now().Add(stubTimeout))
+		err = started.Release(order, recalled.Done())
 	}
 	if err != nil {
-		p.discard(c)
+		p.discard(c) //nolint:contextcheck // a half-made child is done away with also when recalled has ended
 		return nil, err
 	}
 	return c, nil

@@ -192,7 +192,7 @@ func (p *process) runLoop(ctx, recalled context.Context, c *child) {
 		case !p.trusted():
 			p.distrust()
 		case p.pause(recalled):
-			c = p.start() //nolint:contextcheck // a half-made child is done away with whatever ctx says
+			c = p.start(recalled)
 		}
 	}
 }
@@ -211,8 +211,8 @@ func (p *process) stopped() {
 
 // start launches the program and returns it, or nil when it could not be started. Clients see that it starts again, and that this is
 // one more restart, at the same moment.
-func (p *process) start() *child {
-	c, err := p.launch()
+func (p *process) start(recalled context.Context) *child {
+	c, err := p.launch(recalled)
 	if err != nil {
 		p.note(runtime.Backoff, err.Error(), func(r *record) {
 			r.PID, r.Start = 0, 0

@@ -13,6 +13,13 @@ import (
 // maxReport bounds what a stub may say about its failure, in bytes.
 const maxReport = 4096
 
+// A stub has next to nothing to do before it is its program. One that takes longer than Timeout was stopped, which its pod can do as soon
+// as it has the pod's user, or cannot read its binary. hurried is the time that it has once the caller no longer wants it.
+const (
+	Timeout = 30 * time.Second
+	hurried = time.Second
+)
+
 // Started is a stub that waits for its order. It ends without one when this is closed.
 type Started struct {
 	PID   int
@@ -51,9 +58,10 @@ func Start(stdio [3]*os.File, deathSignal syscall.Signal) (*Started, error) {
 // Close gives up what Release needs.
 func (s *Started) Close() { _, _ = s.order.Close(), s.result.Close() }
 
-// Release sends the order and returns nil once the program runs in place of the stub, which must be before the deadline; zero: whenever
-// that is.
-func (s *Started) Release(o Order, deadline time.Time) error {
+// Release sends the order and returns nil once the program runs in place of the stub, which must be within Timeout, and within a second
+// when unwanted is closed. After an error the caller kills the stub: it may be stopped.
+func (s *Started) Release(o Order, unwanted <-chan struct{}) error {
+	deadline := time.Now().Add(Timeout)
 	data, err := json.Marshal(o)
 	if err == nil {
 		err = errors.Join(s.order.SetDeadline(deadline), s.result.SetDeadline(deadline))
@@ -61,6 +69,15 @@ func (s *Started) Release(o Order, deadline time.Time) error {
 	if err != nil {
 		return fmt.Errorf("start the program: %w", err)
 	}
+	released := make(chan struct{})
+	defer close(released)
+	go func() {
+		select {
+		case <-unwanted:
+			_ = s.result.SetDeadline(time.Now().Add(hurried))
+		case <-released:
+		}
+	}()
 	_, err = s.order.Write(data)
 	err = errors.Join(err, s.order.Close())
 	complaint, readErr := io.ReadAll(io.LimitReader(s.result, maxReport))

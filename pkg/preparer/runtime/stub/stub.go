@@ -58,18 +58,21 @@ func become() {
 		os.Exit(1) // nobody is left to be told
 	}
 	runtime.LockOSThread() // what is asked of the kernel is a thread's
+	var tie func() error
+	if o.Guarded {
+		tie = func() error { return dieWith(parent) }
+	}
 	var err error
 	switch {
 	case o.Isolation != nil:
-		err = confine.Apply(o.Isolation)
-	case !o.Guarded:
+		err = confine.Apply(o.Isolation, tie)
+	case o.Guarded:
+		err = tie()
+	default:
 		err = confine.DropCapabilities()
 	}
 	if err != nil {
 		report("isolate: %v", err)
-	}
-	if o.Guarded {
-		dieWith(parent)
 	}
 	if err := os.Chdir(o.Dir); err != nil { // as the user that the program runs as
 		report("change to the working directory: %v", err)
@@ -79,15 +82,16 @@ func become() {
 	report("%v", confine.ExecError(o.Command[0], err))
 }
 
-// dieWith asks to be killed with the parent. A change of the user has undone what Start asked for (prctl(2)); the parent may have been
-// killed meanwhile.
-func dieWith(parent int) {
+// dieWith asks to be killed with the parent. A change of the effective user has undone what Start asked for (prctl(2)). The parent may
+// have been killed meanwhile: it is looked for after the signal is set, so that it cannot end between the two.
+func dieWith(parent int) error {
 	if _, _, err := syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL), 0); err != 0 {
-		report("ask to be killed with the parent: %v", err)
+		return fmt.Errorf("ask to be killed with the parent: %w", err)
 	}
 	if os.Getppid() != parent {
 		os.Exit(1)
 	}
+	return nil
 }
 
 func report(format string, args ...any) {

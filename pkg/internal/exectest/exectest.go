@@ -1,0 +1,94 @@
+// Package exectest holds a process up between its change of user and its program, where the pod that it is of may already stop it.
+package exectest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// patience is how long anything is waited for.
+const patience = time.Minute
+
+// Program makes a program that nothing becomes before the test ends: execve(2) waits for its file as long as somebody has a lease on it,
+// for 45 s by default (proc_sys_fs(5), lease-break-time). It sleeps for the seconds of its first argument. All may read it.
+func Program(t testing.TB) (path string) {
+	t.Helper()
+	data, err := os.ReadFile("/bin/sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(t.TempDir(), "held")
+	if err := os.WriteFile(path, data, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for dir := filepath.Dir(path); strings.HasPrefix(dir, os.TempDir()+"/"); dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	for deadline := time.Now().Add(patience); ; <-time.After(time.Millisecond) {
+		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+		if err == nil {
+			return path
+		}
+		// A process that was forked meanwhile has the file open until it executes something.
+		if !errors.Is(err, unix.EAGAIN) || time.Now().After(deadline) {
+			t.Fatal("take a lease:", err)
+		}
+	}
+}
+
+// Stop waits for the process that is about to become such a program, stops it, and returns it with its parent. Its working directory,
+// which no other process of its kind may have, and its first argument say which it is.
+func Stop(t testing.TB, dir, arg string) (pid, parent int) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); pid == 0; <-time.After(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no process %q in %s is about to become a program", arg, dir)
+		}
+		pid = find(dir, arg)
+	}
+	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL) }) // unless the test has seen it end, nobody else has the number
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(patience); ; <-time.After(time.Millisecond) {
+		var state string
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		if _, scanErr := fmt.Sscan(rest, &state, &parent); scanErr == nil && state == "T" {
+			return pid, parent
+		}
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("process %d was stopped and is not: %s, %v", pid, stat, err)
+		}
+	}
+}
+
+func find(dir, arg string) (pid int) {
+	entries, _ := filepath.Glob("/proc/[0-9]*/cwd")
+	for _, cwd := range entries {
+		if at, err := os.Readlink(cwd); err != nil || at != dir {
+			continue
+		}
+		line, _ := os.ReadFile(filepath.Join(filepath.Dir(cwd), "cmdline"))
+		if args := strings.Split(string(line), "\x00"); len(args) > 1 && args[1] == arg {
+			n, _ := strconv.Atoi(filepath.Base(filepath.Dir(cwd)))
+			return n
+		}
+	}
+	return 0
+}
