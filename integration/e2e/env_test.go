@@ -69,6 +69,7 @@ var scenarios = map[string]func(*env){
 	"consul-away":       consulAway,
 	"bad-artifacts":     badArtifacts,
 	"logs-exec":         logsExec,
+	"log-rotation":      logRotation,
 	"exec-stop":         execStop,
 	"push":              pushScenario,
 	"stopped-stub":      stoppedStub,

@@ -39,7 +39,7 @@ func lastOf(path string) string {
 	defer f.Close()
 	data := make([]byte, min(info.Size(), maxTail))
 	n, _ := f.ReadAt(data, info.Size()-int64(len(data)))
-	lines := bytes.Split(data[:n], []byte("\n"))
+	lines := bytes.Split(bytes.TrimLeft(data[:n], "\x00"), []byte("\n")) // zeros are where something was rotated out of it
 	if len(lines) > 1 && info.Size() > maxTail {
 		lines = lines[1:] // only part of it was read
 	}

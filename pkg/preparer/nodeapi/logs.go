@@ -33,19 +33,60 @@ var errNoPrevious = errors.New("nothing was written before its last start, or th
 
 // span is the content of a log and of its rotated files at one moment, as if it were one file.
 type span struct {
-	files []*os.File    // the oldest first
-	infos []fs.FileInfo // of each
-	size  int64         // of all
-	log   fs.FileInfo   // of the log itself; nil: it is not there
-	newer fileID        // of the newest rotated file
+	path   string
+	pieces []piece // the oldest first
+	ids    []fileID
+	begins []int64 // where each file begins, and the log behind them
+	size   int64   // of all
+	newer  fileID  // of the newest rotated file
+
+	logBegin, logEnd int64 // of what there is of the log itself, in that
+
+	files []*os.File
+	later []*span // opened because the log was rotated while it was read
 }
 
-// last is the size of the log itself.
-func (s *span) last() int64 {
-	if s.log == nil {
-		return 0
+// piece is a part of a file without holes.
+type piece struct {
+	file  *os.File
+	at    logfile.Part // in the file
+	begin int64        // in the span
+	live  bool         // of the log itself, out of which it may be rotated
+}
+
+// live is where the log itself begins.
+func (s *span) live() int64 { return s.begins[len(s.begins)-1] }
+
+// place is one in the log itself, by which it is found again when it was rotated out of that.
+type place struct {
+	newer  fileID // of what was the newest rotated file
+	offset int64  // from where the log began then, without holes
+	at     int64  // in the log's file
+	begin  int64  // of the log in its file
+}
+
+// place returns one in the log itself.
+func (s *span) place(at int64) place {
+	p := place{newer: s.newer, offset: at - s.live(), at: s.logBegin, begin: s.logBegin}
+	for _, part := range s.pieces {
+		if part.live && part.begin <= at {
+			p.at = part.at.From + at - part.begin
+		}
 	}
-	return s.log.Size()
+	return p
+}
+
+// find returns where in the span a place is now, and the first that is behind it where that is gone.
+func (s *span) find(p place) int64 {
+	since := s.begins[slices.Index(s.ids, p.newer)+1] // what has come since begins here; everything where the file is gone
+	switch {
+	case s.logBegin > p.begin && p.at <= s.logEnd: // something was rotated out of the log, and perhaps not all of it copied
+		return max(since, s.live()+p.at-s.logBegin)
+	case since+p.offset > s.size:
+		return since // the log was cut by its program
+	default: // nothing was rotated, or the log was made shorter then
+		return since + p.offset
+	}
 }
 
 // fileID tells rotated files apart whatever they are called. Nothing is written to them any more, so that the time of the last
@@ -62,9 +103,18 @@ func idOf(info fs.FileInfo) fileID {
 
 func rotatedPath(path string, n int) string { return fmt.Sprintf("%s.%d", path, n) }
 
-// rotatedID returns the zero value for a file that is not there.
-func rotatedID(path string, n int) fileID {
-	info, err := os.Lstat(rotatedPath(path, n))
+// newestID returns that of the newest rotated file, which has another name until it is no longer in the log. It is the zero value where there is none.
+func newestID(path string) fileID {
+	for range 2 { // it may get its number in between
+		pending, _, err := logfile.Pending(path)
+		if err != nil || pending == "" {
+			break
+		}
+		if info, err := os.Lstat(pending); err == nil {
+			return idOf(info)
+		}
+	}
+	info, err := os.Lstat(rotatedPath(path, 1))
 	if err != nil {
 		return fileID{}
 	}
@@ -79,65 +129,159 @@ func openLog(path string) (*os.File, fs.FileInfo, error) {
 // openSpan opens all files of a log. One that is being rotated is looked at again.
 func openSpan(path string) (*span, error) {
 	for {
-		before := rotatedID(path, 1)
+		before := newestID(path)
 		s, err := openFiles(path)
 		if err != nil {
 			return nil, err
 		}
-		if rotatedID(path, 1) == before {
-			s.newer = before
+		if n := len(s.ids); n > 0 {
+			s.newer = s.ids[n-1]
+		}
+		if s.newer == before && newestID(path) == before {
 			return s, nil
 		}
 		s.close()
 	}
 }
 
-func openFiles(path string) (*span, error) {
-	s := &span{}
-	for n := range maxRotated {
-		name := path
-		if n > 0 {
-			name = rotatedPath(path, n)
-		}
-		f, info, err := openLog(name)
-		if errors.Is(err, fs.ErrNotExist) {
-			if n == 0 {
-				continue // it may be about to be written
-			}
-			break
-		}
+func openFiles(path string) (s *span, err error) {
+	s = &span{path: path}
+	defer func() {
 		if err != nil {
 			s.close()
+		}
+	}()
+	log, info, err := openLog(path)
+	switch {
+	case err == nil:
+		s.files = append(s.files, log)
+	case !errors.Is(err, fs.ErrNotExist): // else it may be about to be written
+		return s, err
+	}
+	pending, upTo, err := logfile.Pending(path)
+	if err != nil {
+		return s, err
+	}
+	rotated, err := s.openRotated(path, pending)
+	if err != nil {
+		return s, err
+	}
+	for _, r := range rotated {
+		s.begins, s.ids = append(s.begins, s.size), append(s.ids, idOf(r.info))
+		s.add(r.file, false, logfile.Part{End: r.info.Size()})
+	}
+	s.begins = append(s.begins, s.size)
+	if log != nil {
+		if pending == "" || info.Size() < upTo { // its program has cut it since
+			upTo = 0
+		}
+		parts, err := logfile.Parts(log, upTo, info.Size())
+		if err != nil {
+			return s, err
+		}
+		s.logBegin, s.logEnd = max(upTo, info.Size()), info.Size()
+		if len(parts) > 0 {
+			s.logBegin = parts[0].From
+		}
+		s.add(log, true, parts...)
+	}
+	return s, nil
+}
+
+type opened struct {
+	file *os.File
+	info fs.FileInfo
+}
+
+// openRotated opens the rotated files, the oldest first. While one is about to get the first number, there is one number without a file.
+func (s *span) openRotated(path, pending string) (rotated []opened, err error) {
+	free := 0
+	names := func(n int) string { return rotatedPath(path, n) }
+	if pending != "" {
+		free = 1
+		names = func(n int) string {
+			if n == 1 {
+				return pending
+			}
+			return rotatedPath(path, n-1)
+		}
+	}
+	for n := 1; n < maxRotated; n++ {
+		f, info, err := openLog(names(n))
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && free > 0:
+			free--
+			continue
+		case errors.Is(err, fs.ErrNotExist):
+			slices.Reverse(rotated)
+			return rotated, nil
+		case err != nil:
 			return nil, err
 		}
-		if n == 0 {
-			s.log = info
+		s.files = append(s.files, f)
+		if known := slices.ContainsFunc(rotated, func(o opened) bool { return idOf(o.info) == idOf(info) }); !known { // it was moved meanwhile
+			rotated = append(rotated, opened{f, info})
 		}
-		s.files, s.infos, s.size = append(s.files, f), append(s.infos, info), s.size+info.Size()
 	}
-	slices.Reverse(s.files)
-	slices.Reverse(s.infos)
-	return s, nil
+	slices.Reverse(rotated)
+	return rotated, nil
+}
+
+func (s *span) add(f *os.File, live bool, parts ...logfile.Part) {
+	for _, p := range parts {
+		s.pieces = append(s.pieces, piece{file: f, at: p, begin: s.size, live: live})
+		s.size += p.End - p.From
+	}
 }
 
 func (s *span) close() {
 	for _, f := range s.files {
 		_ = f.Close()
 	}
+	for _, l := range s.later {
+		l.close()
+	}
 }
 
 // section reads a part of the span.
 func (s *span) section(from, to int64) io.Reader {
 	var parts []io.Reader
-	var begin int64
-	for i, f := range s.files {
-		end := begin + s.infos[i].Size()
-		if low, high := max(from, begin), min(to, end); low < high {
-			parts = append(parts, io.NewSectionReader(f, low-begin, high-low))
+	for _, p := range s.pieces {
+		low, high := max(from, p.begin), min(to, p.begin+p.at.End-p.at.From)
+		if low >= high {
+			continue
 		}
-		begin = end
+		var r io.Reader = io.NewSectionReader(p.file, p.at.From+low-p.begin, high-low)
+		if p.live {
+			r = &liveReader{span: s, from: r, at: low, end: high}
+		}
+		parts = append(parts, r)
 	}
 	return io.MultiReader(parts...)
+}
+
+// liveReader reads from the log itself. What is rotated out of it before it was read is read from where it is then: in the log are zeros.
+type liveReader struct {
+	span    *span
+	from    io.Reader
+	at, end int64 // in the span
+	moved   bool
+}
+
+func (r *liveReader) Read(buf []byte) (int, error) {
+	n, err := r.from.Read(buf)
+	if r.moved || newestID(r.span.path) == r.span.newer {
+		r.at += int64(n)
+		return n, err
+	}
+	now, err := openSpan(r.span.path)
+	if err != nil {
+		return 0, err
+	}
+	r.span.later = append(r.span.later, now)
+	at := now.find(r.span.place(r.at))
+	r.from, r.moved = now.section(at, at+r.end-r.at), true // which looks for itself whether it is moved on
+	return r.from.Read(buf)
 }
 
 // marks returns where the last two starts of the program are noted: each where its output begins, and where that of the
@@ -274,41 +418,7 @@ func (p *printer) flush() error {
 type tail struct {
 	path    string
 	printer printer
-	offset  int64  // in the log, of what was not read yet
-	rotated fileID // of the newest rotated file that was read
-	waited  int    // looks in a row that found the log half way through its rotation
-}
-
-// maxWaited bounds these looks: one whose supervisor was killed half way stays so.
-const maxWaited = 10
-
-// wait reports whether to look again before anything is taken as it is.
-func (t *tail) wait(halfWay bool) bool {
-	if !halfWay {
-		t.waited = 0
-		return false
-	}
-	t.waited++
-	return t.waited <= maxWaited
-}
-
-// copied reports whether the log is still what its newest rotated file was copied from: it is copied first and cut after.
-func (s *span) copied() bool {
-	n := len(s.infos)
-	return s.log != nil && n > 1 && s.log.Size() >= s.infos[n-2].Size() && !s.log.ModTime().After(s.infos[n-2].ModTime())
-}
-
-// since returns where in the span an offset in the log is now, from the time when that was its newest rotated file.
-func (s *span) since(newest fileID, offset int64) int64 {
-	i, begin := len(s.infos), s.size
-	for i > 0 && idOf(s.infos[i-1]) != newest {
-		i--
-		begin -= s.infos[i].Size()
-	}
-	if i == len(s.infos) {
-		return s.size
-	}
-	return begin + min(offset, s.infos[i].Size()) // a copy may be shorter than the log was
+	next    place // of what was not read yet
 }
 
 // begin prints the part of the log that is asked for, and remembers where it ended.
@@ -322,32 +432,22 @@ func (t *tail) begin(previous bool, lines int) error {
 	if err != nil {
 		return err
 	}
-	t.offset, t.rotated = s.last(), s.newer
+	t.next = s.place(s.size)
 	return t.printer.copy(s.section(from, to))
 }
 
-// next prints what was added, over rotations. It returns false when it must be called again before anything is known: a log that is
-// rotated is copied first and cut after, and what is read in between would be read twice.
-func (t *tail) next() (caughtUp bool, err error) {
+// more prints what was added, over rotations.
+func (t *tail) more() error {
 	s, err := openSpan(t.path)
 	if err != nil {
-		return true, err
+		return err
 	}
 	defer s.close()
-	none := fileID{}
-	// Between two renames the second newest is there, and the newest is not yet.
-	betweenRenames := s.newer == none && rotatedID(t.path, 2) != none
-	if t.wait(betweenRenames || s.newer != t.rotated && s.copied()) {
-		return false, nil
-	}
-	if s.newer == t.rotated && s.last() < t.offset {
-		t.offset = 0 // cut without a copy
-	}
-	from := s.since(t.rotated, t.offset)
+	from := s.find(t.next)
 	added := &io.LimitedReader{R: s.section(from, s.size), N: s.size - from}
 	err = t.printer.copy(added)
-	t.offset, t.rotated = s.last()-added.N, s.newer // what is cut while it is read is in the copy
-	return true, err
+	t.next = s.place(s.size - added.N) // what is cut while it is read is in the copy
+	return err
 }
 
 // follow prints what is added to the logs until ctx ends, or nothing writes to them any more.
@@ -355,11 +455,9 @@ func follow(ctx context.Context, tails []*tail, more func() bool, flush func() e
 	for {
 		last := !more()
 		for _, t := range tails {
-			caughtUp, err := t.next()
-			if err != nil {
+			if err := t.more(); err != nil {
 				return err
 			}
-			last = last && caughtUp
 		}
 		if last {
 			for _, t := range tails {

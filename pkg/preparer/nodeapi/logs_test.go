@@ -4,16 +4,15 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
 
-	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
 )
 
@@ -47,12 +46,15 @@ func (p *program) start() { logfile.MarkStart(p.f, time.Now()) }
 
 // rotate rotates the log whatever its size, so that nothing is left out.
 func (p *program) rotate(tb failer) {
-	info, err := p.f.Stat()
-	if err == nil {
-		err = logfile.Rotate(p.path, info.Size()-1, 3)
-	}
+	s, err := openSpan(p.path)
 	if err != nil {
 		tb.Fatal(err)
+	}
+	defer s.close()
+	if limit := s.size - s.live() - 1; limit > 0 {
+		if err := logfile.Rotate(p.path, limit, 3); err != nil {
+			tb.Fatal(err)
+		}
 	}
 }
 
@@ -135,7 +137,7 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 	if err := tl.begin(false, -1); err == nil || out.Len() > 0 {
 		t.Errorf("a link was followed: %q, %v", out.String(), err)
 	}
-	if _, err := tl.next(); err == nil || out.Len() > 0 {
+	if err := tl.more(); err == nil || out.Len() > 0 {
 		t.Errorf("a link was followed: %q, %v", out.String(), err)
 	}
 }
@@ -162,7 +164,7 @@ func TestFollowMissesNothing(t *testing.T) {
 				want.WriteString(text)
 			case 2:
 				p.rotate(rt)
-				if kept := 3; rotatedID(p.path, kept) != (fileID{}) && !begun {
+				if _, err := os.Lstat(rotatedPath(p.path, 3)); err == nil && !begun {
 					begun = true // before the oldest goes
 					if err := tl.begin(false, -1); err != nil {
 						rt.Fatal(err)
@@ -200,14 +202,8 @@ func TestFollowMissesNothing(t *testing.T) {
 }
 
 func catchUp(rt *rapid.T, t *tail) {
-	for {
-		caughtUp, err := t.next()
-		if err != nil {
-			rt.Fatal(err)
-		}
-		if caughtUp {
-			return
-		}
+	if err := t.more(); err != nil {
+		rt.Fatal(err)
 	}
 }
 
@@ -226,11 +222,8 @@ func TestFollowOverSeveralRotations(t *testing.T) {
 		p.rotate(t)
 	}
 	p.write(t, "last\n")
-	for caughtUp := false; !caughtUp; {
-		var err error
-		if caughtUp, err = tl.next(); err != nil {
-			t.Fatal(err)
-		}
+	if err := tl.more(); err != nil {
+		t.Fatal(err)
 	}
 	all, err := p.show(false, -1)
 	if err != nil || out.String() != all {
@@ -241,12 +234,12 @@ func TestFollowOverSeveralRotations(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.write(t, "x\n")
-	if caughtUp, err := tl.next(); !caughtUp || err != nil || !strings.HasSuffix(out.String(), "last\nx\n") {
-		t.Errorf("followed %q (%t, %v)", out.String(), caughtUp, err)
+	if err := tl.more(); err != nil || !strings.HasSuffix(out.String(), "last\nx\n") {
+		t.Errorf("followed %q (%v)", out.String(), err)
 	}
 }
 
-// A log is followed while it is written and rotated as fast as can be.
+// A log is followed, and read whole, while it is written and rotated as fast as can be.
 func TestFollowUnderFire(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t)
@@ -255,42 +248,107 @@ func TestFollowUnderFire(t *testing.T) {
 	if err := tl.begin(false, -1); err != nil {
 		t.Fatal(err)
 	}
-	const lines = 3000
-	turn, done := make(chan struct{}), make(chan struct{})
-	go func() { // a look for every few lines, at any moment of their writing and rotating
-		defer close(done)
-		for range turn {
-			if _, err := tl.next(); err != nil {
+	const lines, limit, keep = 400_000, 256 << 10, 60
+	written := make(chan struct{})
+	var others sync.WaitGroup
+	others.Go(func() { // as the supervisor does, without a pause
+		for last := false; !last; {
+			select {
+			case <-written:
+				last = true
+			default:
+			}
+			if err := logfile.Rotate(p.path, limit, keep); err != nil {
 				t.Error(err)
 			}
 		}
-	}()
-	for i := range lines {
-		p.write(t, fmt.Sprintf("line %d\n", i))
-		if rand.IntN(20) == 0 {
-			turn <- struct{}{}
-		}
-		if i%200 == 199 {
-			turn <- struct{}{}
-			turn <- struct{}{}
-			// What a program writes between copy and cut is lost, so nothing is written meanwhile.
-			p.rotate(t)
-		}
-	}
-	close(turn)
-	<-done
-	consultest.Eventually(t, time.Minute, func() error {
-		if _, err := tl.next(); err != nil {
-			return err
-		}
-		if n := strings.Count(out.String(), "\n"); n != lines {
-			return fmt.Errorf("%d lines, want %d", n, lines)
-		}
-		return nil
 	})
-	for i, line := range strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n") {
-		if line != fmt.Sprintf("line %d", i) {
-			t.Fatalf("line %d is %q", i, line)
+	others.Go(func() {
+		defer close(written)
+		for i := range lines {
+			if _, err := fmt.Fprintf(p.f, "line %d\n", i); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for running := true; running; {
+		select {
+		case <-written:
+			running = false
+		default:
+		}
+		if err := tl.more(); err != nil {
+			t.Fatal(err)
+		}
+		var whole bytes.Buffer
+		once := &tail{path: p.path, printer: printer{to: &whole}}
+		if err := once.begin(false, -1); err != nil {
+			t.Fatal(err)
+		}
+		consecutive(t, whole.String())
+	}
+	others.Wait()
+	if err := tl.more(); err != nil {
+		t.Fatal(err)
+	}
+	if n := consecutive(t, out.String()); n != lines {
+		t.Errorf("%d lines were followed, want %d", n, lines)
+	}
+	all, err := p.show(false, -1)
+	if n := consecutive(t, all); n != lines || err != nil {
+		t.Errorf("%d lines are in the files (%v), want %d", n, err, lines)
+	}
+	if _, err := os.Stat(rotatedPath(p.path, 10)); err != nil {
+		t.Error("it was rotated less than ten times:", err)
+	}
+}
+
+// What is followed is not rotated for long, and then more is in the log than what is kept: a follower that has seen it sees none of it again.
+func TestFollowWhatIsNotKept(t *testing.T) {
+	t.Parallel()
+	p := newProgram(t)
+	var out bytes.Buffer
+	tl := &tail{path: p.path, printer: printer{to: &out}}
+	const limit, keep = 1000, 2
+	lines := 0
+	write := func(n int) {
+		for range n {
+			p.write(t, fmt.Sprintf("line %d\n", lines))
+			lines++
 		}
 	}
+	write(10)
+	if err := tl.begin(false, -1); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		write(1000)
+		if err := tl.more(); err != nil {
+			t.Fatal(err)
+		}
+		write(3)
+		if err := logfile.Rotate(p.path, limit, keep); err != nil {
+			t.Fatal(err)
+		}
+		write(3)
+	}
+	if err := tl.more(); err != nil {
+		t.Fatal(err)
+	}
+	if n := consecutive(t, out.String()); n != lines {
+		t.Errorf("%d lines were followed, want %d", n, lines)
+	}
+}
+
+// consecutive fails the test unless each line is there once, and in order. It returns how many there are.
+func consecutive(t *testing.T, text string) (n int) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		if want := fmt.Sprintf("line %d\n", n); line != want && (line+"\n" != want || !strings.HasSuffix(text, line)) {
+			t.Fatalf("%q follows %d lines", line[:min(len(line), 100)], n)
+		}
+		n++
+	}
+	return n
 }

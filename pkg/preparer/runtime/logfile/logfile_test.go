@@ -1,6 +1,7 @@
 package logfile
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -32,35 +33,71 @@ func TestRotate(t *testing.T) {
 			t.Errorf("%s holds %q, %v; want %q", name, got, err, content)
 		}
 	}
-	turn := func(keep int) {
+	turn := func(limit int64, keep int) {
 		t.Helper()
-		if err := Rotate(path, 4, keep); err != nil {
+		if err := Rotate(path, limit, keep); err != nil {
 			t.Fatal(err)
 		}
 	}
-	turn(2) // no log yet
+	holds := func(want string) {
+		t.Helper()
+		if got := live(t, path); got != want {
+			t.Errorf("the log holds %q, want %q", got, want)
+		}
+	}
+	turn(4, 2) // no log yet
 	fill("four")
-	turn(2)
-	want("log", "four")
+	turn(4, 2)
+	holds("four")
 	fill("5")
-	turn(2)
-	want("log", "")
+	turn(4, 2)
+	holds("")
 	want("log.1", "four5")
 	fill("second")
-	turn(2)
-	fill("dropped-" + strings.Repeat("x", 16)) // more than four times the limit: the newest 16 bytes stay
-	turn(2)
-	want("log.1", strings.Repeat("x", 16))
-	want("log.2", "second")
-	fill("dropped-dropped-cut\nwhole line\n") // the newest 16 bytes begin within a line: whole lines stay
-	turn(1)
-	want("log.1", "whole line\n")
+	turn(4, 2)
+	fill("1\n2\n3\n4\nunfinished") // more than twice the limit: several files, and what would not be kept is not copied
+	turn(6, 2)
+	want("log.2", "4\n")
+	want("log.1", "unfinished")
+	holds("")
+	fill("a\nb\nc\nd")
+	turn(4, 2)
+	want("log.1", "a\nb\nc\n") // whole lines
+	want("log.2", "unfinished")
+	holds("d")
 	fill("not kept")
-	turn(0)
-	want("log", "")
+	turn(4, 0)
+	holds("")
 	if entries, _ := os.ReadDir(dir); len(entries) != 3 {
 		t.Errorf("files %v, want the log and two rotated ones", entries)
 	}
+}
+
+// live returns what is in a log, but not in a copy of it.
+func live(t *testing.T, path string) string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	var from int64
+	if err == nil {
+		_, from, err = Pending(path)
+	}
+	var parts []Part
+	if err == nil && from <= info.Size() {
+		parts, err = Parts(f, from, info.Size())
+	}
+	var text bytes.Buffer
+	if err == nil {
+		_, err = copyParts(&text, f, parts)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text.String()
 }
 
 // A program may put anything where its log was.
@@ -84,43 +121,6 @@ func TestRotateTouchesOnlyFiles(t *testing.T) {
 	}
 	if got, _ := os.ReadFile(victim); string(got) != "precious" {
 		t.Errorf("the link's target holds %q", got)
-	}
-}
-
-// floods is a copy's destination beside a program that writes faster than it is copied.
-type floods struct {
-	log    *os.File
-	copied int64
-}
-
-func (f *floods) Write(p []byte) (int, error) {
-	f.copied += int64(len(p))
-	if f.copied > 1<<20 {
-		return 0, errors.New("the copy has no end")
-	}
-	_, err := f.log.Write(make([]byte, 2*len(p)))
-	return len(p), err
-}
-
-// A log that grows while it is copied costs a bounded copy.
-func TestRotateOfGrowingLogEnds(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "log")
-	program, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer program.Close()
-	if _, err := program.Write(make([]byte, 64<<10)); err != nil {
-		t.Fatal(err)
-	}
-	log, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer log.Close()
-	to := &floods{log: program}
-	if err := copyFrom(to, log, 1, 100<<10); err != nil || to.copied != 100<<10 {
-		t.Errorf("%d bytes were copied, %v; want 100 KiB", to.copied, err)
 	}
 }
 
@@ -150,15 +150,25 @@ func TestRotateOfSparseLog(t *testing.T) {
 		if err = errors.Join(err, log.Close()); err != nil {
 			t.Fatal(err)
 		}
-		if err := Rotate(path, limit, 1); err != nil {
+		if got := strings.ReplaceAll(live(t, path), "\x00", ""); got != tt.want {
+			t.Errorf("%s: the log holds %d bytes, %q", name, len(got), strings.Trim(got, "\x00"))
+		}
+		if log, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0); err != nil {
+			t.Fatal(err)
+		}
+		more := strings.Repeat("more\n", limit/5+1)
+		if _, err = log.WriteString(more); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(log.Close(), Rotate(path, limit, 1)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		got, err := os.ReadFile(path + ".1")
-		if err != nil || len(got) > maxRotated*limit || strings.ReplaceAll(string(got), "\x00", "") != tt.want {
-			t.Errorf("%s: %d bytes were copied, %v: %q; want %q, and not the hole", name, len(got), err, strings.Trim(string(got), "\x00"), tt.want)
+		if err != nil || strings.ReplaceAll(string(got), "\x00", "") != tt.want+more || len(got) > 3*limit {
+			t.Errorf("%s: %d bytes were copied, %v; want %d, and not the hole", name, len(got), err, len(tt.want+more))
 		}
-		if info, err := os.Stat(path); err != nil || info.Size() != 0 {
-			t.Errorf("%s: the log is not cut: %v, %v", name, info, err)
+		if left := live(t, path); left != "" {
+			t.Errorf("%s: %q is left in the log", name, left)
 		}
 	}
 }

@@ -187,7 +187,7 @@ func TestRotatorGoesOnBesideAStalledLog(t *testing.T) {
 	}}
 	for range 3 {
 		for _, path := range []string{"stalled", "a", "b"} {
-			r.begin(path, 1, 1, func(err error) { t.Error(err) })
+			r.begin(path, 1, 1, func(msg string, fields map[string]any) { t.Error(msg, fields) })
 		}
 		if first, second := <-others, <-others; first == second {
 			t.Errorf("%s was rotated twice", first)

@@ -1,0 +1,218 @@
+package logfile
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/internal/disktest"
+)
+
+// rotatorArg turns the test binary into somebody who rotates a log and is killed at a point: then the path, the point, and how often that is passed.
+const rotatorArg = "rotator"
+
+// The logs of these tests: some rotations are due at once.
+const (
+	testLimit = 1000
+	testKeep  = 20
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == rotatorArg {
+		passes, _ := strconv.Atoi(os.Args[4])
+		failpoint = func(name string) {
+			if name == os.Args[3] {
+				if passes--; passes < 0 {
+					_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+				}
+			}
+		}
+		if err := Rotate(os.Args[2], testLimit, testKeep); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// numbered appends numbered lines to a log, and returns the number that is next.
+func numbered(t *testing.T, path string, from, lines int) int {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	for range lines {
+		if err == nil {
+			_, err = fmt.Fprintf(f, "line %d\n", from)
+		}
+		from++
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return from
+}
+
+// wantNumbered fails the test unless each line is in one of the files, once and in order.
+func wantNumbered(t *testing.T, path string, lines int) {
+	t.Helper()
+	text := live(t, path)
+	pending, _, err := Pending(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := func(name string) {
+		data, err := os.ReadFile(name)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		text = string(data) + text
+	}
+	if pending != "" {
+		before(pending)
+	}
+	for n := 1; n <= testKeep+1; n++ {
+		before(fmt.Sprintf("%s.%d", path, n))
+	}
+	n := 0
+	for line := range strings.Lines(text) {
+		if line != fmt.Sprintf("line %d\n", n) {
+			t.Fatalf("%.40q follows %d lines", line, n)
+		}
+		n++
+	}
+	if n != lines {
+		t.Fatalf("%d lines are left, want %d", n, lines)
+	}
+}
+
+// Whoever rotates may be killed at any moment: no line is lost then or doubled, neither at once nor when somebody else goes on.
+func TestKilledWhileRotating(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{"half", "copied", "given back", "moving"} {
+		for passes := range 4 {
+			t.Run(fmt.Sprint(point, passes), func(t *testing.T) {
+				t.Parallel()
+				path := filepath.Join(t.TempDir(), "log")
+				next := numbered(t, path, 0, 300)
+				if err := Rotate(path, testLimit, testKeep); err != nil {
+					t.Fatal(err)
+				}
+				next = numbered(t, path, next, 600)
+				cmd := exec.Command(os.Args[0], rotatorArg, path, point, strconv.Itoa(passes))
+				if err := cmd.Run(); err == nil || err.Error() != "signal: killed" {
+					t.Fatal("it was not killed:", err)
+				}
+				wantNumbered(t, path, next)
+				next = numbered(t, path, next, 10)
+				wantNumbered(t, path, next)
+				if err := Settle(path, testKeep); err != nil {
+					t.Fatal(err)
+				}
+				wantNumbered(t, path, next)
+				next = numbered(t, path, next, 200)
+				if err := Rotate(path, testLimit, testKeep); err != nil {
+					t.Fatal(err)
+				}
+				wantNumbered(t, path, next)
+			})
+		}
+	}
+}
+
+// A program that writes while its log is rotated, as fast as it can, loses nothing.
+func TestNoLineIsLost(t *testing.T) {
+	t.Parallel()
+	const lines = 500_000
+	path := filepath.Join(t.TempDir(), "log")
+	next := numbered(t, path, 0, 1)
+	var program sync.WaitGroup
+	program.Go(func() { next = numbered(t, path, next, lines) })
+	written := make(chan struct{})
+	go func() { program.Wait(); close(written) }()
+	rotations := 0
+	for running := true; running; {
+		select {
+		case <-written:
+			running = false
+		default:
+		}
+		before, _ := os.Stat(path + ".1")
+		if err := Rotate(path, 512<<10, testKeep); err != nil {
+			t.Fatal(err)
+		}
+		if after, err := os.Stat(path + ".1"); err == nil && (before == nil || !os.SameFile(before, after)) {
+			rotations++
+		}
+	}
+	wantNumbered(t, path, next)
+	if rotations < 5 {
+		t.Errorf("%d rotations", rotations)
+	}
+}
+
+// Where a log cannot be given back in part it is copied and cut, and that is said.
+func TestRotateWithoutHoles(t *testing.T) {
+	disktest.Run(t, 1<<20, func(t *testing.T, disk string) {
+		ram := filepath.Join(disk, "ram")
+		if err := errors.Join(os.Mkdir(ram, 0o755), unix.Mount("ram", ram, "ramfs", 0, "")); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(ram, unix.MNT_DETACH) })
+		path := filepath.Join(ram, "log")
+		next := numbered(t, path, 0, 1500)
+		if err := Rotate(path, testLimit, testKeep); !errors.Is(err, ErrCut) {
+			t.Errorf("got %v, want ErrCut", err)
+		}
+		if info, err := os.Stat(path); err != nil || info.Size() != 0 {
+			t.Errorf("the log is %v, %v; want it cut", info, err)
+		}
+		next = numbered(t, path, next, 10)
+		wantNumbered(t, path, next)
+	})
+}
+
+// A log that was rotated for a long time does not grow for ever where the file system can make it shorter.
+func TestRotateShortens(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	numbered(t, path, 0, 300)
+	if err := os.Truncate(path, longHole); err != nil { // as if so much had been rotated out of it
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err == nil {
+		err = errors.Join(punch(f, 0, longHole), f.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := numbered(t, path, 0, 300)
+	if err := Rotate(path, testLimit, testKeep); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		t.Fatal(err)
+	}
+	if can := fs.Type == unix.EXT4_SUPER_MAGIC || fs.Type == unix.XFS_SUPER_MAGIC; can != (info.Size() < longHole) {
+		t.Errorf("the log seems %d bytes long", info.Size())
+	}
+	wantNumbered(t, path, next)
+	next = numbered(t, path, next, 300)
+	wantNumbered(t, path, next)
+	if info.Sys().(*syscall.Stat_t).Blocks > 16 {
+		t.Errorf("it takes %d blocks", info.Sys().(*syscall.Stat_t).Blocks)
+	}
+}
