@@ -16,7 +16,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
-// Members returns the pids of the processes in the cgroup and below it.
+// Members returns the pids of the processes in the cgroup and below it. One that this process cannot see, in another pid namespace, has
+// the pid 0.
 func Members(dir string) (pids []int, err error) {
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && entry.IsDir() {
@@ -47,7 +48,9 @@ func Kill(dir string) error {
 	_ = confine.Write(dir, "cgroup.freeze", "1")
 	pids, err := Members(dir)
 	for _, pid := range pids {
-		_ = unix.Kill(pid, unix.SIGKILL) // it is frozen, so the number is its
+		if pid > 0 { // 0 is the caller's own group
+			_ = unix.Kill(pid, unix.SIGKILL) // it is frozen, so the number is its
+		}
 	}
 	_ = confine.Write(dir, "cgroup.freeze", "0")
 	if err != nil {

@@ -143,3 +143,18 @@ func TestKillWithoutTheFile(t *testing.T) {
 		t.Errorf("it ended with %v, want a kill", err)
 	}
 }
+
+// A member that cannot be seen from here, in another pid namespace, has the pid 0, which to kill(2) is the caller's own group.
+func TestKillSignalsNoGroup(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir() // as a cgroup of a kernel that has no cgroup.kill
+	if err := os.WriteFile(filepath.Join(dir, confine.MembersFile), []byte("0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Kill(dir); err != nil {
+		t.Error(err)
+	}
+	if in, err := Members(dir); err != nil || len(in) != 1 {
+		t.Errorf("members %v, %v; it counts", in, err)
+	}
+}

@@ -6,8 +6,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -22,12 +24,30 @@ type Stat struct {
 	Start                uint64 // clock ticks between boot and the start of the process
 }
 
+// maxEnviron bounds how much of a process's environment is looked at, in bytes.
+const maxEnviron = 256 << 10
+
+// bears reports whether a variable, KEY=value, is in the environment that the process was started with, as far as we may know. It reads that
+// each time: a process that executes another program has another one.
+func (s Stat) bears(variable string) bool {
+	f, err := os.Open("/proc/" + strconv.Itoa(s.PID) + "/environ")
+	if err != nil {
+		return false // it has ended, or is another user's
+	}
+	defer func() { _ = f.Close() }()
+	data, _ := io.ReadAll(io.LimitReader(f, maxEnviron)) // what was read of one that ends meanwhile counts: its start is compared before a signal
+	return slices.Contains(strings.Split(string(data), "\x00"), variable)
+}
+
 // Dead reports whether nothing of the process runs: a zombie that waits for its parent. A process whose first thread
 // has ended shows as a zombie too, but has other threads.
 func (s Stat) Dead() bool { return (s.State == 'Z' || s.State == 'X') && s.Threads <= 1 }
 
 // Signal signals the process, unless its pid belongs to another one by now.
 func (s Stat) Signal(sig unix.Signal) error {
+	if s.PID < 1 { // whole groups have such numbers, and processes that this one cannot see
+		return nil
+	}
 	fd, err := unix.PidfdOpen(s.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil

@@ -23,7 +23,10 @@ type Process struct {
 	Own bool
 	// Cgroup is what it and all its descendants live in; empty: none.
 	Cgroup string
-	fd     *os.File // pidfd; nil when the process had gone before it could be opened
+	// Mark is the variable, KEY=value, that it was started with and hands on to its descendants; empty: none. It is for where there is no
+	// cgroup: a descendant that makes itself a session, and whose parent ends, has nothing else that says whose it is.
+	Mark string
+	fd   *os.File // pidfd; nil when the process had gone before it could be opened
 }
 
 // Find opens the process with this pid and start time. One that has gone meanwhile comes back as exited.
@@ -117,7 +120,7 @@ func (p *Process) Close() {
 
 // Signal sends sig to everything that runs in the session: to the process group at one stroke, so that no fork slips
 // through, and to whatever made itself another group; and to everything in the cgroup, which no process can leave by making
-// itself a session. It returns how many live processes there were; sig 0 counts.
+// itself a session, or, where there is none, to whatever bears the mark. It returns how many live processes there were; sig 0 counts.
 func (p *Process) Signal(sc *Scanner, sig unix.Signal) (live int, err error) {
 	var errs []error
 	// As long as the leader exists, alive or as a zombie, its number can be nobody else's group.
@@ -145,8 +148,9 @@ func (p *Process) Signal(sc *Scanner, sig unix.Signal) (live int, err error) {
 	return live, errors.Join(errs...)
 }
 
-// members returns the live processes of the session and of the cgroup. Without a cgroup a process that made itself a
-// session of its own is not among them.
+// members returns the live processes of the cgroup, or where there is none those with the mark; and those of the session while its leader
+// is there, alive or as a zombie. The session's number alone says nothing: as soon as it is empty the kernel gives the number to another
+// process, which may make itself a session, leave somebody in it, and end.
 func (p *Process) members(sc *Scanner) (live []Stat, err error) {
 	table, err := sc.Scan()
 	var inside []int
@@ -156,10 +160,11 @@ func (p *Process) members(sc *Scanner) (live []Stat, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// The kernel uses a pid again only when the session that bears it is empty.
-	usedAgain := slices.ContainsFunc(table, func(st Stat) bool { return st.PID == p.PID && st.Start != p.Start })
+	leads := slices.ContainsFunc(table, func(st Stat) bool { return st.PID == p.PID && st.Start == p.Start })
 	for _, st := range table {
-		if !st.Dead() && (st.SID == p.PID && !usedAgain || slices.Contains(inside, st.PID)) {
+		switch {
+		case st.Dead():
+		case leads && st.SID == p.PID, slices.Contains(inside, st.PID), p.Cgroup == "" && p.Mark != "" && st.Start >= p.Start && st.bears(p.Mark): // none is older
 			live = append(live, st)
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -48,13 +50,13 @@ func (p *process) launch(recalled context.Context) (*child, error) {
 		return nil, err
 	}
 	defer started.Close()
-	c.Cgroup = spec.cgroup()
+	c.Cgroup, c.Mark = spec.cgroup(), p.sup.mark(spec)
 	err = p.commit(runtime.Starting, "", func(r *record) {
 		r.PID, r.Start, r.Boot, r.StartedAt = c.PID, c.Start, p.sup.boot, time.Now().UTC()
 		r.Starts++
 	})
 	if err == nil {
-		order := stub.Order{Command: spec.Command, Env: spec.Env, Dir: spec.Dir, Isolation: spec.Isolation}
+		order := stub.Order{Command: spec.Command, Env: marked(spec.Env, c.Mark), Dir: spec.Dir, Isolation: spec.Isolation}
 		err = started.Release(order, recalled.Done())
 	}
 	if err != nil {
@@ -62,6 +64,15 @@ func (p *process) launch(recalled context.Context) (*child, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// marked returns an environment with a mark.
+func marked(env []string, mark string) []string {
+	if mark == "" {
+		return env
+	}
+	own := slices.DeleteFunc(slices.Clone(env), func(line string) bool { return strings.HasPrefix(line, markName+"=") })
+	return append(own, mark)
 }
 
 // discard ends a stub that did not become its program. Nobody else knows of it, so this need not be interruptible.

@@ -121,7 +121,7 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 				return nil, "", err
 			}
 		}
-		p.Cgroup = rec.Spec.cgroup()
+		p.Cgroup, p.Mark = rec.Spec.cgroup(), s.mark(rec.Spec)
 		c := &child{p}
 		if c.Exited() {
 			return c, runtime.Backoff, nil // its run loop clears up behind it
@@ -134,6 +134,17 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 	default:
 		return nil, runtime.Starting, nil
 	}
+}
+
+// markName is the variable by which what a process has started is known where it has no cgroup.
+const markName = "RCFARM_PROCESS"
+
+// mark returns that variable with its value; "" where there is a cgroup. Two nodes of one machine may have processes of one id.
+func (s *supervisor) mark(spec localSpec) string {
+	if spec.cgroup() != "" {
+		return ""
+	}
+	return markName + "=" + filepath.Join(s.cfg.Dir, spec.ID)
 }
 
 // noPID is larger than any pid (proc(5), pid_max), so no session and no group bears it.
