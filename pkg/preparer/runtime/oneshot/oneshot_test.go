@@ -38,6 +38,9 @@ func TestMain(m *testing.M) {
 		case callerOfArg:
 			fmt.Fprintln(os.Stderr, callerOf(os.Args[2], os.Args[3], os.Args[4]))
 			os.Exit(1)
+		case inheritArg:
+			fmt.Fprintln(os.Stderr, runInherited())
+			os.Exit(1)
 		case parentArg:
 			fmt.Fprintln(os.Stderr, parentOfStub())
 			os.Exit(1)

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -168,6 +169,9 @@ func (s *supervisor) run(parent context.Context, listener net.Listener) error {
 	loops.Go(func() {
 		s.family.reapOrphans(ctx, &s.scanner, func(err error) { s.cfg.Log("orphan not reaped", map[string]any{"error": err}) })
 	})
+	if without := isolate.Levels(); len(without) > 0 {
+		s.cfg.Log("pods keep levels of the supervisor", map[string]any{"reason": strings.Join(without, "; ")})
+	}
 	loops.Go(func() { s.rotateLogs(ctx) })
 	loops.Go(func() { s.keepReserve(ctx) })
 	s.beginAll()

@@ -58,6 +58,7 @@ func become() {
 		os.Exit(1) // nobody is left to be told
 	}
 	runtime.LockOSThread() // what is asked of the kernel is a thread's
+	confine.ResetLevels()  // while it may still
 	var tie func() error
 	if o.Guarded {
 		tie = func() error { return dieWith(parent) }
