@@ -43,6 +43,7 @@ func (c *chaos) boot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	c.keys = keys
 	for _, m := range c.serverMachines {
 		client, err := connect(m, 0)
 		if err != nil {

@@ -70,6 +70,7 @@ var faults = []fault{
 	{name: "host-pause", hits: hitsHost, hold: long, do: hostPause, machine: true},
 	{name: "host-loss", hits: hitsHost, hold: long, do: hostLoss, machine: true},
 	{name: "preparer-stop", hits: hitsHost, hold: long, do: preparerStop},
+	{name: "node-garbage", hits: hitsHost, hold: long, do: nodeGarbage},
 }
 
 func faultNames() []string {

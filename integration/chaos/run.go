@@ -35,6 +35,7 @@ type chaos struct {
 
 	client []*consul.Client // one through each server
 	stores []*store.Store
+	keys   *store.Keys
 
 	acting  sync.RWMutex // held to read while operators act
 	keeping sync.RWMutex // held to read while a register is used: a snapshot is restored between two uses only

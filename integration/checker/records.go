@@ -305,8 +305,11 @@ type schemaRecord struct {
 }
 
 // record decodes a key once. It returns nil for a key that does not exist, is in another group, is a marker, or cannot be
-// read.
+// read. Of a key that a hostile node wrote it decodes the version before.
 func record[T any](k *Key, groupName string) *T {
+	if k != nil && k.hostile() {
+		k = k.trusted
+	}
 	if k == nil || group(k.Name) != groupName || strings.HasSuffix(k.Name, "/") {
 		return nil
 	}

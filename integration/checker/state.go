@@ -17,8 +17,16 @@ type Key struct {
 	LockIndex uint64
 	Session   string // that holds it
 
-	record any // decoded on first use; see records.go
+	record  any  // decoded on first use; see records.go
+	trusted *Key // of a key that a hostile node wrote: the version before; nil: there was none
 }
+
+// HostileMark is in every value that a run writes as a hostile node. No reader may believe such a value. The checker therefore
+// judges by the version before.
+const HostileMark = "written-by-a-hostile-node"
+
+// hostile reports whether the run wrote the value as a hostile node.
+func (k *Key) hostile() bool { return bytes.Contains(k.Value, []byte(HostileMark)) }
 
 // Change is what one command did to one key; nil means that the key does not exist.
 type Change struct {
@@ -224,7 +232,14 @@ func (s *state) write(d *dirEntry, now *Key, owner string, lockIndex, index uint
 	if now != nil && now.LockIndex == lockIndex && now.Flags == d.Flags && bytes.Equal(now.Value, d.Value) && now.Session == owner {
 		return
 	}
-	s.put(d.Key, &Key{Name: d.Key, Value: d.Value, Flags: d.Flags, Index: index, LockIndex: lockIndex, Session: owner})
+	k := &Key{Name: d.Key, Value: d.Value, Flags: d.Flags, Index: index, LockIndex: lockIndex, Session: owner}
+	if now != nil && k.hostile() {
+		k.trusted = now
+		if now.hostile() {
+			k.trusted = now.trusted
+		}
+	}
+	s.put(d.Key, k)
 }
 
 func (s *state) lock(d *dirEntry, now *Key, index uint64) bool {

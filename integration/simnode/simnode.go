@@ -485,7 +485,10 @@ func (t *session) write(ctx context.Context, r pod.Reality) error {
 			return nil
 		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrUnknown):
 			rec, err := t.out.Reality(ctx, r.Identity)
-			if err != nil && !errors.Is(err, store.ErrNotFound) {
+			switch {
+			case store.IsCorrupt(err):
+				rec.Value = pod.Reality{Available: true} // it may have been, so that the write counts a drop
+			case err != nil && !errors.Is(err, store.ErrNotFound):
 				return err
 			}
 			t.index[r.Identity], t.written[r.Identity], stop = rec.Index, rec.Value, 0
