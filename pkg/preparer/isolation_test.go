@@ -161,7 +161,7 @@ func TestFailedInstallTakesNothing(t *testing.T) {
 	const script = `while :; do : > "$VOLUME_DATA/$VERSION" && : > work && sleep 0.05; done`
 	m := b.pod(script, "1")
 	m.Volumes = []manifest.Volume{{Name: "data"}}
-	m.Launchables[0].WorkDir = "deep"
+	m.Launchables[0].WorkDir = "above/deep"
 	first := b.upload(m)
 	b.tell(intent(0, first, pod.Running, 10))
 	if !host.Mapped(b.cfg.Isolation.Users.First, b.cfg.Isolation.Users.Last) {
@@ -169,12 +169,12 @@ func TestFailedInstallTakesNothing(t *testing.T) {
 		return
 	}
 	b.awaitReady(0, first, 10)
-	shared := [][]string{{"homes", "rc1.main.0"}, {"homes", "rc1.main.0", "deep"}, {"volumes", "rc1.main.0", "data"}}
+	shared := [][]string{{"homes", "rc1.main.0"}, {"homes", "rc1.main.0", "above", "deep"}, {"volumes", "rc1.main.0", "data"}}
 	own, _ := b.ownerOf(shared[0]...)
 
 	m = b.pod(script, "2")
 	m.Volumes = []manifest.Volume{{Name: "data"}}
-	m.Launchables[0].WorkDir, m.Launchables[0].User = "deep", "nobody"
+	m.Launchables[0].WorkDir, m.Launchables[0].User = "above/deep", "nobody"
 	m.Config = config(t, `{"secret": {"$file": "/no/such/file"}}`)
 	b.tell(intent(0, b.upload(m), pod.Running, 20))
 	b.awaitState(0, pod.StateFailed, 20, "version "+first[:12]+" stays as it is")

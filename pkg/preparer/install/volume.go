@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/rcfarm/rcfarm/pkg/internal/account"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
@@ -82,16 +83,31 @@ func (v *Version) makeWorkDir(l *manifest.Launchable, takeOver bool) error {
 	if owner == nil {
 		return nil
 	}
-	// By descriptor: whatever the pod does meanwhile, a directory has one name, while a file may have another one elsewhere.
-	dir, err := home.OpenFile(l.WorkDir, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return fmt.Errorf("give work_dir of %s to its user: %w", l.Name, err)
-	}
-	defer func() { _ = dir.Close() }()
-	if err := dir.Chown(owner.UID, owner.GID); err != nil {
-		return fmt.Errorf("give work_dir of %s to its user: %w", l.Name, err)
+	// Those above it too, as far as they are the preparer's still, which has just made them, or was killed before this.
+	for at := filepath.Clean(l.WorkDir); at != "."; at = filepath.Dir(at) {
+		if err := giveMade(home, at, owner, at == filepath.Clean(l.WorkDir)); err != nil {
+			return fmt.Errorf("give work_dir of %s to its user: %w", l.Name, err)
+		}
 	}
 	return nil
+}
+
+// giveMade gives a directory below a home to its user, unless another one has it already and may keep it. By descriptor: whatever the pod does
+// meanwhile, a directory has one name, while a file may have another one elsewhere.
+func giveMade(home *os.Root, path string, owner *account.Account, always bool) error {
+	dir, err := home.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }()
+	info, err := dir.Stat()
+	if err != nil {
+		return err
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && !always && int(st.Uid) != os.Geteuid() {
+		return nil
+	}
+	return dir.Chown(owner.UID, owner.GID)
 }
 
 func (v *Version) workDir(l *manifest.Launchable) string {
