@@ -40,6 +40,7 @@ const (
 	DefaultReserveBytes     = 256 << 20
 	DefaultFetchTimeout     = 30 * time.Minute
 	DefaultStallTimeout     = 30 * time.Second
+	DefaultUnpackTimeout    = 5 * time.Minute
 )
 
 // maxRetryWait bounds the pause between two tries of one fetch, also when the server asks for more by Retry-After.
@@ -59,14 +60,15 @@ type Config struct {
 	CacheBytes   int64 // what Prune leaves of artifacts, those in use included; they stay when they are more
 	ReserveBytes int64 // that a fetch and an unpacking leave free on the disk; negative for none
 
-	FetchTimeout time.Duration // of one whole fetch with its retries
-	StallTimeout time.Duration // within which a server must send 64 KiB, or the end
-	Retries      int           // further tries after the first; negative for none
-	RetryWait    time.Duration // before the second try; doubles from there, up to 10 s
-	Fetches      int           // artifacts that are fetched and unpacked at the same time
-	FinalWait    time.Duration // before what was refused is fetched again; doubles from there
-	MaxFinalWait time.Duration // bound of that doubling
-	HTTPClient   *http.Client  // nil: a pooled client with the system's certificates
+	FetchTimeout  time.Duration // of one whole fetch with its retries
+	UnpackTimeout time.Duration // of unpacking one archive
+	StallTimeout  time.Duration // within which a server must send 64 KiB, or the end
+	Retries       int           // further tries after the first; negative for none
+	RetryWait     time.Duration // before the second try; doubles from there, up to 10 s
+	Fetches       int           // artifacts that are fetched and unpacked at the same time
+	FinalWait     time.Duration // before what was refused is fetched again; doubles from there
+	MaxFinalWait  time.Duration // bound of that doubling
+	HTTPClient    *http.Client  // nil: a pooled client with the system's certificates
 }
 
 func (c Config) withDefaults() Config {
@@ -76,6 +78,7 @@ func (c Config) withDefaults() Config {
 	c.CacheBytes = cmp.Or(c.CacheBytes, DefaultCacheBytes)
 	c.ReserveBytes = cmp.Or(c.ReserveBytes, DefaultReserveBytes)
 	c.FetchTimeout = cmp.Or(c.FetchTimeout, DefaultFetchTimeout)
+	c.UnpackTimeout = cmp.Or(c.UnpackTimeout, DefaultUnpackTimeout)
 	c.StallTimeout = cmp.Or(c.StallTimeout, DefaultStallTimeout)
 	c.Retries = cmp.Or(c.Retries, 4)
 	c.RetryWait = cmp.Or(c.RetryWait, 500*time.Millisecond)
@@ -288,7 +291,13 @@ func (s *Store) install(ctx context.Context, archive *os.File, tree, digest stri
 		return fmt.Errorf("rewind the fetched file: %w", err)
 	}
 	limits := limits{bytes: s.cfg.MaxUnpackedBytes, entries: s.cfg.MaxFiles, room: room}
-	if err := unpack(ctx, archive, tree, limits); err != nil {
+	late := fmt.Errorf("unpack: not done within %s; allowed: archives that take less here, or a disk that is quicker: %w", s.cfg.UnpackTimeout, context.DeadlineExceeded)
+	soon, cancel := context.WithTimeoutCause(ctx, s.cfg.UnpackTimeout, late)
+	defer cancel()
+	if err := unpack(soon, archive, tree, limits); err != nil {
+		if soon.Err() != nil && ctx.Err() == nil {
+			return late // another try may be in time
+		}
 		return err
 	}
 	l, err := measure(tree)

@@ -2,6 +2,7 @@ package artifact
 
 import (
 	"archive/tar"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -110,10 +111,13 @@ func leaves(clean string) bool { return clean == ".." || strings.HasPrefix(clean
 
 // checkLinks resolves every symbolic link in the finished tree. The check of the text alone is not enough: "a/.." is
 // somewhere else when a is itself a link. A link to nothing is harmless, because the tree never changes.
-func (u *unpacker) checkLinks() error {
+func (u *unpacker) checkLinks(ctx context.Context) error {
 	for _, name := range slices.Sorted(maps.Keys(u.kinds)) {
 		if u.kinds[name] != tar.TypeSymlink {
 			continue
+		}
+		if ctx.Err() != nil {
+			return ended(ctx)
 		}
 		if _, err := u.root.Stat(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return refuse(name, fmt.Sprintf("symbolic link that does not resolve inside the archive (%v)", err),

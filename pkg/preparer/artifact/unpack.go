@@ -20,6 +20,9 @@ import (
 const (
 	maxPathBytes = 1024
 	maxNameBytes = 255 // NAME_MAX of the usual file systems
+
+	// maxParts bounds the directories above an entry: each is looked up for each entry below it.
+	maxParts = 64
 )
 
 // limits bounds what one archive may become.
@@ -78,10 +81,10 @@ func unpack(ctx context.Context, archive io.Reader, dir string, limits limits) (
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
 	u := &unpacker{root: root, limits: limits, kinds: map[string]byte{".": tar.TypeDir}}
-	if err := u.readAll(contextReader{ctx, archive}); err != nil {
+	if err := u.readAll(ctx, contextReader{ctx, archive}); err != nil {
 		return err
 	}
-	if err := u.checkLinks(); err != nil {
+	if err := u.checkLinks(ctx); err != nil {
 		return err
 	}
 	return u.seal()
@@ -89,7 +92,7 @@ func unpack(ctx context.Context, archive io.Reader, dir string, limits limits) (
 
 // readAll consumes the archive to its last byte: only then have the checksum of the compression and the absence of
 // anything behind the end been seen.
-func (u *unpacker) readAll(archive io.Reader) error {
+func (u *unpacker) readAll(ctx context.Context, archive io.Reader) error {
 	const allowed = "a complete gzip-compressed tar archive"
 	zr, err := gzip.NewReader(archive)
 	if err != nil {
@@ -104,6 +107,9 @@ func (u *unpacker) readAll(archive io.Reader) error {
 		}
 		if err != nil {
 			return readError("read the next entry", err, allowed)
+		}
+		if ctx.Err() != nil { // what was read already may hold thousands of entries
+			return ended(ctx)
 		}
 		if err := u.add(hdr, tr); err != nil {
 			return err
@@ -182,6 +188,9 @@ func (u *unpacker) place(hdr *tar.Header) (string, error) {
 		return "", refuse(raw, fmt.Sprintf("path of %d bytes", len(name)), fmt.Sprintf("at most %d bytes", maxPathBytes))
 	}
 	parts := strings.Split(name, "/")
+	if len(parts) > maxParts {
+		return "", refuse(raw, fmt.Sprintf("path of %d parts", len(parts)), fmt.Sprintf("at most %d parts", maxParts))
+	}
 	for _, part := range parts {
 		if len(part) > maxNameBytes {
 			return "", refuse(raw, fmt.Sprintf("file name of %d bytes", len(part)), fmt.Sprintf("at most %d bytes", maxNameBytes))
