@@ -13,18 +13,18 @@ import (
 // attack stops whatever joins the pod's cgroup as soon as it has the pod's user, and says so of those that are stubs still.
 const attack = `
 mount=$(while read _ dir type _; do [ $type = cgroup2 ] && echo $dir; done </proc/mounts)
-echo begun
 members=$mount$(sed -n 's/^0:://p' /proc/self/cgroup)/cgroup.procs
 known=" "
 while read p; do known="$known$p "; done <$members
 while :; do
 	while read p; do
 		case $known in *" $p "*) continue;; esac
+		[ "$p" -gt 0 ] || continue # one that ends is 0, which would be the attacker's own group
 		kill -STOP $p 2>/dev/null || continue # it is root's
 		known="$known$p "
 		case $(tr '\0' ' ' </proc/$p/cmdline) in
 		*shim-exec*) echo stopped $p;;
-		*) kill -CONT $p; echo late $p;;
+		*) kill -CONT $p;;
 		esac
 	done <$members
 done`
@@ -70,7 +70,6 @@ func (e *env) stopOne(stopped <-chan string) (stub int, caller *os.Process) {
 			if !ok {
 				e.t.Fatal("the attacker has ended")
 			}
-			e.t.Log(line)
 			_, err := fmt.Sscanf(line, "stopped %d", &stub)
 			e.t.Cleanup(func() { _, _ = caller.Kill(), cmd.Wait() })
 			return err
