@@ -87,6 +87,7 @@ var scenarios = map[string]func(*env){
 	"ordered":           ordered,
 	"default-install":   defaultInstall,
 	"two-hosts":         twoHosts,
+	"name-refused":      nameRefused,
 	"sick-move":         sickMove,
 	"misplaced":         misplaced,
 	"relabel":           relabel,

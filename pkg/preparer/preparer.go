@@ -234,7 +234,7 @@ func New(cfg Config) (*Preparer, error) {
 	}, numbers)
 	p.agent, err = register.New(register.Config{
 		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Runtime: cfg.Runtime, Versions: p.node, Reserve: reserve, Limiter: p.limiter, Log: p.log,
-		Step: cfg.Step, BusyPoll: cfg.BusyPoll, IdlePoll: cfg.IdlePoll, Pods: p.servicePods, Up: p.isUp, Changed: p.sawServices,
+		Step: cfg.Step, BusyPoll: cfg.BusyPoll, IdlePoll: cfg.IdlePoll, Reach: p.reach, Pods: p.servicePods, Up: p.isUp, Changed: p.sawServices,
 	})
 	for id, e := range p.pods.all {
 		p.agent.Know(id, e.rec.Service, e.rec.Standby)
@@ -279,6 +279,21 @@ func (p *Preparer) Run(ctx context.Context) error {
 	}
 	parts.Wait()
 	return context.Cause(ctx)
+}
+
+// reach returns what of the local agent's services this preparer may touch: one that is refused its node's name has the same services as the
+// preparer that has it.
+func (p *Preparer) reach() register.Reach {
+	switch standing := p.name.Standing(); {
+	case standing == claim.Unproven, standing == claim.Refused:
+		return register.Nothing
+	case standing == claim.Former, !p.contact.Locked():
+		return register.Running // the name may have become another's meanwhile
+	case p.contact.Informed():
+		return register.All
+	default:
+		return register.Known
+	}
 }
 
 // reconsider decides anew about the intents that are known.

@@ -50,7 +50,7 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	}
 	s.keeper = &report.Keeper{
 		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &claimsFirst{NodeWriter: writes, book: p.locals.bookAgain}, Name: p.name, Contact: p.contact, Limiter: p.limiter, Log: p.log,
-		Says: p.nodeRecord, Locked: func(locked bool) { s.setLocked(locked); p.locals.wake.Raise() }, NameLost: p.endAll, Cut: p.cfg.Metrics.cutFields, Refused: p.cfg.Metrics.refused,
+		Says: p.nodeRecord, Locked: func(locked bool) { s.setLocked(locked); p.locals.wake.Raise(); p.agent.Wake.Raise() }, NameLost: p.endAll, Cut: p.cfg.Metrics.cutFields, Refused: p.cfg.Metrics.refused,
 		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, LookAtGate: p.cfg.LookAtGate, NewPace: pace, Changed: p.pods.record, Recheck: wait.NewSignal(),
 	}
 	publisher := &report.Publisher{

@@ -92,6 +92,7 @@ type Name struct {
 	mu       sync.Mutex
 	note     note
 	refused  error // why the name is another host's; nil: it is not, or nobody knows
+	held     bool  // this preparer has taken the name's lock, and was not refused since
 	takeOver bool  // from whichever host has the name; false once it was done
 	rival    rival
 	kept     string // why pods keep running without the name, as last found
@@ -150,8 +151,35 @@ func (n *Name) Refusal() error {
 func (n *Name) Refuse(err error) (began bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	began, n.refused = n.refused == nil, err
+	began, n.refused, n.held = n.refused == nil, err, false
 	return began
+}
+
+// Standing is how a preparer stands to its node's name.
+type Standing string
+
+// The standings.
+const (
+	Unproven Standing = "unproven" // Consul has not answered yet, and this data directory has not held the name
+	Former   Standing = "former"   // Consul has not answered yet; this data directory held the name when its last preparer ended
+	Held     Standing = "held"     // this preparer has taken the lock, and Consul has not contradicted since
+	Refused  Standing = "refused"  // the name is another host's
+)
+
+// Standing returns how this preparer stands to the name.
+func (n *Name) Standing() Standing {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.refused != nil, n.lostTo() != "":
+		return Refused
+	case n.held:
+		return Held
+	case n.note.Node == n.node:
+		return Former
+	default:
+		return Unproven
+	}
 }
 
 // TakeOver reports whether the name is to be taken from whichever host has it.
@@ -172,7 +200,7 @@ func (n *Name) Take() {
 	})
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.refused = nil
+	n.refused, n.held = nil, true
 }
 
 // Saw notes how the node's record is under this host's lock.

@@ -1,10 +1,15 @@
 package claim
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func TestHostID(t *testing.T) {
@@ -80,5 +85,46 @@ func TestNoteThatCannotBeRead(t *testing.T) {
 	}
 	if _, err := OpenName(dir, "n", false, nil, nil); err == nil { // it may say that nothing may run
 		t.Error("a note that the disk does not give is taken for none")
+	}
+}
+
+// The standing follows from what Consul last said, and before it has said anything from what the disk knows.
+func TestStanding(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	open := func() *Name {
+		t.Helper()
+		n, err := OpenName(dir, "n", false, nil, loop.NewLogLimiter(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	n := open()
+	is := func(want Standing) {
+		t.Helper()
+		if got := n.Standing(); got != want {
+			t.Errorf("it is %s, want %s", got, want)
+		}
+	}
+	is(Unproven)
+	n.Refuse(errors.New("another host has it"))
+	is(Refused)
+	n.Take()
+	is(Held)
+	n.Refuse(errors.New("another host has it"))
+	is(Refused)
+	n = open() // it never saw its own record, so it did not note it
+	is(Unproven)
+	n.Take()
+	n.Saw(store.Rec[node.Node]{Value: node.Node{Name: "n", Incarnation: "i", Epoch: "e"}, Index: 1})
+	is(Held)
+	n = open()
+	is(Former)
+	n.Refuse(errors.New("another host has it"))
+	is(Refused)
+	other, err := OpenName(dir, "m", false, nil, nil)
+	if err != nil || other.Standing() != Unproven {
+		t.Errorf("the directory of n makes it %s of m (%v)", other.Standing(), err)
 	}
 }

@@ -80,6 +80,8 @@ type Config struct {
 	BusyPoll time.Duration // between two looks at the agent while the health of a pod is awaited
 	IdlePoll time.Duration // between two looks when none is
 
+	// Reach returns what of the agent's services may be touched now.
+	Reach func() Reach
 	// Pods returns all pods as they are now.
 	Pods func(now time.Time) []Pod
 	// Up reports whether a pod is up now.
@@ -88,6 +90,17 @@ type Config struct {
 	// agent was asked for the first time.
 	Changed func(pods map[pod.Identity]time.Time)
 }
+
+// Reach is what a preparer may touch of the agent's services. Each one includes those before it.
+type Reach int
+
+// What may be touched. Services have ids made of the node's name, so that another preparer with that name has the same ones.
+const (
+	Nothing Reach = iota // the node's name may be another preparer's
+	Running              // services of pods that run here are registered, and withdrawn when these stop
+	Known                // services of known pods that do not run are deregistered
+	All                  // so are those of no pod that this preparer knows
+)
 
 // Registrar is what has been registered, and what was said of it.
 type Registrar struct {
@@ -192,16 +205,23 @@ func (r *Registrar) sync(ctx context.Context) (poll time.Duration) {
 	if poll = r.cfg.IdlePoll; slices.ContainsFunc(pods, func(p Pod) bool { return p.Waits }) {
 		poll = r.cfg.BusyPoll
 	}
-	register, strays := r.saw(pods, local, err, now)
+	reach := r.cfg.Reach() // before the pods are compared: what is known of them then is no older
+	register, strays := r.saw(pods, local, err, now, reach)
 	if r.cfg.Limiter.Failed(ctx, reading, "local Consul agent cannot be asked for services; health stays as last known", err) {
 		return poll
 	}
 	var errs []error
 	for _, change := range register {
+		if r.cfg.Reach() < Running {
+			break
+		}
 		_, err := r.register(ctx, change, false)
 		errs = append(errs, err)
 	}
 	for _, id := range strays {
+		if r.cfg.Reach() < Known {
+			break
+		}
 		err := r.cfg.Services.DeregisterService(ctx, id)
 		if errs = append(errs, err); err == nil {
 			r.Wake.Raise() // that it is gone has to be seen before a pod is said to stand by
@@ -209,7 +229,9 @@ func (r *Registrar) sync(ctx context.Context) (poll time.Duration) {
 			r.cfg.Log.WithField(fieldService, id).Info("service that no pod is to have deregistered")
 		}
 	}
-	errs = append(errs, r.vouchAnew(ctx))
+	if r.cfg.Reach() >= Running {
+		errs = append(errs, r.vouchAnew(ctx))
+	}
 	r.cfg.Limiter.Failed(ctx, writing, "some services cannot be registered or deregistered", errors.Join(errs...))
 	return poll
 }
@@ -235,7 +257,7 @@ func (c *change) pass(passing bool) {
 }
 
 // saw takes in what the agent has and returns what it should have in addition, and what it should not.
-func (r *Registrar) saw(pods []Pod, local map[string]consul.Health, err error, now time.Time) (register []change, strays []string) {
+func (r *Registrar) saw(pods []Pod, local map[string]consul.Health, err error, now time.Time, reach Reach) (register []change, strays []string) {
 	r.mu.Lock()
 	first := !r.asked || !r.answered && err == nil
 	r.asked, r.answered = true, r.answered || err == nil
@@ -244,7 +266,7 @@ func (r *Registrar) saw(pods []Pod, local map[string]consul.Health, err error, n
 	for i := range pods {
 		p := &pods[i]
 		if err == nil {
-			c, due, other, saveBy := r.of(p.ID).saw(&r.cfg.Node, p, local, expected, now)
+			c, due, other, saveBy := r.of(p.ID).saw(&r.cfg.Node, p, local, expected, now, reach)
 			if due {
 				register = append(register, c)
 			}
@@ -260,17 +282,27 @@ func (r *Registrar) saw(pods []Pod, local map[string]consul.Health, err error, n
 	if first || len(news) > 0 {
 		r.cfg.Changed(news)
 	}
+	return register, straysOf(local, expected, reach)
+}
+
+// straysOf returns the services that are to be deregistered. expected has an entry for each service of a known pod: whether it may be there.
+func straysOf(local map[string]consul.Health, expected map[string]bool, reach Reach) (strays []string) {
 	for id := range local {
-		if !expected[id] && strings.HasPrefix(id, servicePrefix) {
+		may, known := expected[id]
+		needs := All
+		if known {
+			needs = Known
+		}
+		if !may && reach >= needs && strings.HasPrefix(id, servicePrefix) {
 			strays = append(strays, id)
 		}
 	}
-	return register, strays
+	return strays
 }
 
 // saw takes in what the agent has of one pod, and returns the services that it should have if it does not, and whether something else is known
 // of them than before. The name that the pod is to leave stays, and its check counts, until the agent has the other one.
-func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expected map[string]bool, now time.Time) (c change, due, news bool, saveBy time.Time) {
+func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expected map[string]bool, now time.Time, reach Reach) (c change, due, news bool, saveBy time.Time) {
 	here := registeredOf(local, serviceIDs(n.Name, p.ID, p.Manifest, p.Standby))
 	there := registeredOf(local, serviceIDs(n.Name, p.ID, p.Manifest, !p.Standby))
 	// What is registered without a process would send its clients to whatever else answers there.
@@ -323,7 +355,7 @@ func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expe
 		s.gate = gate{}
 		return c, false, news, saveBy
 	}
-	return c, p.Rested && s.gate.pass(now), news, saveBy
+	return c, reach >= Running && p.Rested && s.gate.pass(now), news, saveBy
 }
 
 func changeOf(n *node.Node, p *Pod) change {
@@ -429,6 +461,9 @@ func (r *Registrar) Withdraw(ctx context.Context, p *Pod) (drain time.Duration) 
 	r.mu.Unlock()
 	r.cfg.Changed(map[pod.Identity]time.Time{p.ID: {}})
 	script.end()
+	if r.cfg.Reach() < Running {
+		return drain // they are another preparer's, if they are there
+	}
 	ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 	defer cancel()
 	for _, standby := range []bool{false, true} {

@@ -2,6 +2,7 @@ package register
 
 import (
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -33,7 +34,7 @@ func TestTheNameThatAPodIsToHave(t *testing.T) {
 			want[id] = true
 		}
 		now = now.Add(time.Hour) // nothing is paced
-		c, due, _, _ := s.saw(n, &p, local, expected, now)
+		c, due, _, _ := s.saw(n, &p, local, expected, now, Running)
 		maps.DeleteFunc(expected, func(_ string, stays bool) bool { return !stays })
 		if due != wantDue || s.health.Known != wantKnown || s.health.Passing != wantKnown || s.standby != wantStandby || !maps.Equal(expected, want) {
 			t.Errorf("%s: due %t, health %+v, stands by %t, expected %v", what, due, s.health, s.standby, expected)
@@ -56,4 +57,35 @@ func TestTheNameThatAPodIsToHave(t *testing.T) {
 	look("another version", []string{standby}, true, false, true, main, standby)
 	p.Up, p.Alive = false, false
 	look("nothing runs", []string{standby}, false, true, true)
+}
+
+// What may be touched of the agent's services: a preparer that has to keep its hands off registers nothing and deregisters nothing, and only one
+// that knows all pods of its node deregisters what it does not know.
+func TestReach(t *testing.T) {
+	t.Parallel()
+	n := &node.Node{Name: "n1", Address: "127.0.0.1"}
+	id := func(index int) pod.Identity { return pod.Identity{RCID: "rc", Role: "main", Index: index} }
+	runs := Pod{ID: id(0), Installed: &install.Installed{Digest: "d"}, Manifest: &manifest.Manifest{ID: "web"}, Up: true, Alive: true, Rested: true}
+	stopped := Pod{ID: id(1), Installed: runs.Installed, Manifest: runs.Manifest}
+	known, unknown, foreign := ServiceID("n1", id(1)), ServiceID("n1", id(2)), "somebody-else"
+	local := map[string]consul.Health{known: {}, unknown: {}, foreign: {}}
+	for reach, want := range map[Reach]struct {
+		registers bool
+		strays    []string
+	}{
+		Nothing: {false, nil},
+		Running: {true, nil},
+		Known:   {true, []string{known}},
+		All:     {true, []string{known, unknown}},
+	} {
+		r, err := New(Config{Node: *n, Dir: t.TempDir(), Changed: func(map[pod.Identity]time.Time) {}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		register, strays := r.saw([]Pod{runs, stopped}, local, nil, time.Now(), reach)
+		slices.Sort(strays)
+		if registers := len(register) == 1 && register[0].id == runs.ID; registers != want.registers || !slices.Equal(strays, want.strays) {
+			t.Errorf("reach %d: registers %+v, deregisters %v; want %+v", reach, register, strays, want)
+		}
+	}
 }

@@ -110,6 +110,9 @@ func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v
 	count := counter{passing: w.verdict.passing, success: h.SuccessThreshold, failure: h.FailureThreshold}
 	judge(ctx, interval, count, ask, func(says verdict) {
 		id := serviceIDs(r.cfg.Node.Name, v.ID, nil, r.heard(v.ID, s, w, says))[0]
+		if r.cfg.Reach() < Running {
+			return
+		}
 		// An agent that does not have the check yet, or is away, is told with the next verdict.
 		if err := r.cfg.Services.UpdateCheck(ctx, id, says.passing, says.output); err != nil && ctx.Err() == nil {
 			r.podLog(v.ID).WithField(fieldService, id).Debug(fmt.Sprintf("verdict not told yet: %v", err))
