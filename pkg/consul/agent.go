@@ -1,8 +1,11 @@
 package consul
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"slices"
@@ -37,7 +40,7 @@ type Service struct {
 
 // Check is one check. Exactly one of HTTP, TCP, TTL and Alias is set.
 type Check struct {
-	HTTP     string // URL for a GET that must answer 2xx
+	HTTP     string // URL for a GET that must answer 2xx; redirects are not followed, as the pod would choose whom the agent asks
 	TCP      string // host:port that must accept a connection
 	Interval time.Duration
 	Timeout  time.Duration
@@ -101,18 +104,53 @@ func (a *Services) RegisterService(ctx context.Context, s Service) error {
 	if err := a.deregisterOther(ctx, s); err != nil {
 		return err
 	}
-	reg := &api.AgentServiceRegistration{
+	reg := &registration{AgentServiceRegistration: api.AgentServiceRegistration{
 		ID: s.ID, Name: s.Name, Address: s.Address, Port: s.Port, Tags: s.Tags, Meta: s.Meta,
-	}
+	}}
 	if s.Check != nil {
-		reg.Check = s.Check.registration(&s)
+		reg.Checks = append(reg.Checks, registeredCheck{*s.Check.registration(&s), s.Check.HTTP != ""})
 	}
-	opts := api.ServiceRegisterOpts{ReplaceExistingChecks: true}.WithContext(ctx)
-	if err := a.c.api.Agent().ServiceRegisterOpts(reg, opts); err != nil {
+	if err := a.register(ctx, reg); err != nil {
 		return fmt.Errorf("register service %s: %w", s.ID, err)
 	}
 	return nil
 }
+
+// registration is the API's, with checks that have what the API's lack.
+type registration struct {
+	api.AgentServiceRegistration
+	Checks []registeredCheck `json:",omitempty"`
+}
+
+// registeredCheck is the API's, and whether redirects are not followed, which the agent knows and the API's client does not.
+type registeredCheck struct {
+	api.AgentServiceCheck
+	DisableRedirects bool `json:",omitempty"`
+}
+
+func (a *Services) register(ctx context.Context, reg *registration) error {
+	body, err := json.Marshal(reg)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, a.c.base+"/v1/agent/service/register?replace-existing-checks=true", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	resp, err := a.c.web.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	said, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
+	if resp.StatusCode != http.StatusOK {
+		return api.StatusError{Code: resp.StatusCode, Body: string(said)}
+	}
+	return err
+}
+
+// maxRefusal bounds what is read of why the agent refuses, in bytes.
+const maxRefusal = 4 << 10
 
 // deregisterOther removes a service that has the id and is not the same.
 func (a *Services) deregisterOther(ctx context.Context, s Service) error {

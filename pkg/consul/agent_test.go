@@ -140,6 +140,39 @@ func TestAliasCheck(t *testing.T) {
 	}
 }
 
+// A pod chooses what it answers, not whom the agent asks: a redirect is a failure, and its target is not asked.
+func TestHTTPChecksFollowNoRedirect(t *testing.T) {
+	t.Parallel()
+	c, _, prefix := setup(t)
+	var reached atomic.Bool
+	target := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached.Store(true) }))
+	t.Cleanup(target.Close)
+	for _, status := range []int{http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect} {
+		var asked atomic.Int64
+		web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			asked.Add(1)
+			http.Redirect(w, r, target.URL, status)
+		}))
+		t.Cleanup(web.Close)
+		id := fmt.Sprintf("%s-%d", strings.TrimSuffix(prefix, "/"), status)
+		s := consul.Service{ID: id, Name: "web", Meta: map[string]string{"k": id}, Check: &consul.Check{HTTP: web.URL, Interval: 50 * time.Millisecond, Timeout: patience, Passing: true}}
+		if err := c.Services.RegisterService(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), id) })
+		passing(t, c, "k", id, map[string]bool{id: false})
+		consultest.Eventually(t, patience, func() error {
+			if asked.Load() < 2 {
+				return errors.New("the check was not made twice")
+			}
+			return nil
+		})
+	}
+	if reached.Load() {
+		t.Error("the agent asked whom the redirect names")
+	}
+}
+
 // A check starts critical, so that nothing counts as available before it was looked at, unless it is known to pass.
 func TestRegisteredCheckStartsCritical(t *testing.T) {
 	t.Parallel()

@@ -86,8 +86,8 @@ func New(cfg Config) (*Client, error) {
 	c := &Client{timeout: cfg.CallTimeout, source: sourceOf(cfg)}
 	c.Locks, c.Services, c.Catalog, c.ACL = &Locks{c}, &Services{c}, &Catalog{c}, &ACL{c}
 	var err error
-	if c.api, err = c.dialer(cfg, cfg.MaxConns); err == nil {
-		c.live, err = c.dialer(cfg, LivenessConns)
+	if c.live, err = c.dialer(cfg, LivenessConns); err == nil {
+		c.api, err = c.dialer(cfg, cfg.MaxConns) // last, because web is that of api
 	}
 	return c, err
 }
