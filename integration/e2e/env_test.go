@@ -88,6 +88,7 @@ var scenarios = map[string]func(*env){
 	"default-install":   defaultInstall,
 	"two-hosts":         twoHosts,
 	"name-refused":      nameRefused,
+	"no-health":         noHealth,
 	"sick-move":         sickMove,
 	"misplaced":         misplaced,
 	"relabel":           relabel,

@@ -50,6 +50,10 @@ type Check struct {
 	TTL time.Duration
 	// Alias is the id of another service of the agent whose state is this one's, too.
 	Alias string `json:",omitempty"`
+	// With is the id of another service of the agent that must pass besides.
+	With string `json:",omitempty"`
+	// GoneAfter: after so long without passing the agent removes the service; zero: never.
+	GoneAfter time.Duration `json:",omitempty"`
 	// Passing: it begins as one that passes, because what it looks at was just seen to pass. It is no part of what the check is.
 	Passing bool `json:"-"`
 }
@@ -66,6 +70,9 @@ func (c *Check) registration(s *Service) *api.AgentServiceCheck {
 		return reg
 	case c.TTL > 0:
 		reg.TTL = c.TTL.String()
+		if c.GoneAfter > 0 {
+			reg.DeregisterCriticalServiceAfter = c.GoneAfter.String()
+		}
 		return reg
 	}
 	reg.HTTP, reg.TCP, reg.Interval, reg.Timeout = c.HTTP, c.TCP, c.Interval.String(), c.Timeout.String()
@@ -109,6 +116,12 @@ func (a *Services) RegisterService(ctx context.Context, s Service) error {
 	}}
 	if s.Check != nil {
 		reg.Checks = append(reg.Checks, registeredCheck{*s.Check.registration(&s), s.Check.HTTP != ""})
+		if s.Check.With != "" {
+			with := Check{Alias: s.Check.With, Passing: s.Check.Passing}
+			one := with.registration(&s)
+			one.CheckID, one.Name = s.ID+"-with", "health of "+s.Check.With
+			reg.Checks = append(reg.Checks, registeredCheck{AgentServiceCheck: *one})
+		}
 	}
 	if err := a.register(ctx, reg); err != nil {
 		return fmt.Errorf("register service %s: %w", s.ID, err)

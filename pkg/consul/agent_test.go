@@ -140,6 +140,61 @@ func TestAliasCheck(t *testing.T) {
 	}
 }
 
+// A service that has a state of its own and needs another one passes only while both do, also when the other one is gone for good.
+func TestACheckWithAnotherService(t *testing.T) {
+	t.Parallel()
+	c, raw, prefix := setup(t)
+	id := strings.TrimSuffix(prefix, "/")
+	own, with := id, id+"-node"
+	meta := map[string]string{"k": id}
+	register := func(s consul.Service) {
+		t.Helper()
+		if err := c.Services.RegisterService(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), s.ID) })
+	}
+	is := func(want string) {
+		t.Helper()
+		consultest.Eventually(t, patience, func() error {
+			status, _, err := raw.Agent().AgentHealthServiceByID(own)
+			if err == nil && status != want {
+				err = fmt.Errorf("the service is %s, want %s", status, want)
+			}
+			return err
+		})
+	}
+	say := func(id string, passes bool) {
+		t.Helper()
+		if err := c.Services.UpdateCheck(t.Context(), id, passes, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	node := consul.Service{ID: with, Name: "node", Check: &consul.Check{TTL: time.Hour, GoneAfter: time.Hour, Passing: true}}
+	register(node)
+	pod := consul.Service{ID: own, Name: "web", Meta: meta, Check: &consul.Check{TTL: 10 * 365 * 24 * time.Hour, With: with, Passing: true}}
+	register(pod)
+	is("passing")
+	say(own, false)
+	is("critical")
+	passing(t, c, "k", id, map[string]bool{own: false})
+	say(own, true)
+	is("passing")
+	say(with, false)
+	is("critical")
+	passing(t, c, "k", id, map[string]bool{own: true}) // its own state is as it was told
+	say(with, true)
+	is("passing")
+	if err := c.Services.DeregisterService(t.Context(), with); err != nil {
+		t.Fatal(err)
+	}
+	register(pod) // the agent looks at once
+	is("critical")
+	register(node)
+	register(pod)
+	is("passing")
+}
+
 // A pod chooses what it answers, not whom the agent asks: a redirect is a failure, and its target is not asked.
 func TestHTTPChecksFollowNoRedirect(t *testing.T) {
 	t.Parallel()

@@ -276,6 +276,12 @@ func anyAlive(procs []runtime.Status) bool {
 	return slices.ContainsFunc(procs, func(s runtime.Status) bool { return s.Phase != runtime.Stopped })
 }
 
+// works reports whether all processes of the installed version run that have not done their work, and none ends again and again.
+func (e *entry) works() bool {
+	procs, missing := e.installedProcs()
+	return instances(procs, missing) != "" && !slices.ContainsFunc(procs, crashLoops)
+}
+
 // servicePod returns what the services of a pod follow from.
 func (e *entry) servicePod(now time.Time) register.Pod {
 	m := e.manifest()
@@ -283,6 +289,7 @@ func (e *entry) servicePod(now time.Time) register.Pod {
 		ID: e.id, Installed: e.rec.Installed, Manifest: m, UID: e.rec.UID, Standby: e.rec.Intent.Standby,
 		Up: e.state.up(), Alive: anyAlive(e.procs), Rested: m != nil && e.rested(m, now), Noted: e.rec.Service,
 	}
+	s.Works = s.Up && m != nil && e.works()
 	if s.Up && m != nil && m.Health != nil && m.Health.Script != nil {
 		if procs, missing := e.installedProcs(); !missing {
 			running := instances(procs, missing)

@@ -72,7 +72,7 @@ func silentAgent(t *testing.T) *register.Registrar {
 	r, err := register.New(register.Config{
 		Dir: t.TempDir(), Services: emptyAgent{}, Limiter: loop.NewLogLimiter(quiet(t)), IdlePoll: time.Hour,
 		Reach: func() register.Reach { return register.Nothing },
-		Pods: func(time.Time) []register.Pod { return nil }, Changed: func(map[pod.Identity]time.Time) { close(asked) },
+		Pods:  func(time.Time) []register.Pod { return nil }, Changed: func(map[pod.Identity]time.Time) { close(asked) },
 	})
 	if err != nil {
 		t.Fatal(err)

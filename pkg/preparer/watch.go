@@ -64,8 +64,11 @@ func (p *Preparer) sawRuntime(procs []runtime.Status) {
 		for id, e := range p.pods.all {
 			changed := !reflect.DeepEqual(e.procs, all[id])
 			if changed {
-				ran := anyAlive(e.procs)
+				ran, worked := anyAlive(e.procs), e.works()
 				e.sawProcs(all[id], time.Now())
+				if e.works() != worked {
+					p.agent.Wake.Raise()
+				}
 				p.pods.changed(e)
 				if _, orphan := e.orphan(); orphan && ran != anyAlive(e.procs) {
 					p.pods.record.Raise()

@@ -41,6 +41,7 @@ type Pod struct {
 	Standby   bool   // the pod is to be out of its service's name
 	Up        bool   // what is installed was started, so that its services may be registered
 	Alive     bool   // processes of it run
+	Works     bool   // all processes of what is installed run that have not done their work, and none is in a crash loop
 	Rested    bool   // the initial delay of its health check is over
 	Waits     bool   // its health is awaited
 	Noted     string // fingerprint of its services, as it is on the disk
@@ -108,7 +109,8 @@ type Registrar struct {
 	Wake wait.Signal
 
 	cfg     Config
-	vouched string // TokenID with which the services of all pods were registered; only Run uses it
+	vouched string    // TokenID with which the services of all pods were registered; only Run uses it, and kept
+	kept    time.Time // when the node's own service was last kept up
 
 	mu       sync.Mutex // guards all below, and what it says of a service
 	asked    bool       // the agent was asked at least once
@@ -211,6 +213,10 @@ func (r *Registrar) sync(ctx context.Context) (poll time.Duration) {
 		return poll
 	}
 	var errs []error
+	if reach >= Running {
+		errs = append(errs, r.keepNode(ctx, pods, now)) // before pods are registered that depend on it
+		errs = append(errs, r.tell(ctx, pods, local)...)
+	}
 	for _, change := range register {
 		if r.cfg.Reach() < Running {
 			break
@@ -314,6 +320,9 @@ func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expe
 	if !known && there.all {
 		known, said = true, there.main
 	}
+	if p.told() { // it is available as its processes are
+		said = consul.Health{Passing: true}
+	}
 	right, up := false, p.Up && p.Manifest != nil
 	if up {
 		c = changeOf(n, p)
@@ -322,7 +331,12 @@ func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expe
 			known = there.all && s.fingerprint == fingerprint(servicesOf(n, p, !p.Standby))
 			said = there.main
 		}
-		c.pass(known && said.Passing)
+		if p.told() {
+			said = consul.Health{Passing: true}
+			c.pass(p.Works)
+		} else {
+			c.pass(known && said.Passing)
+		}
 	}
 	// The other name stays until the disk knows of this one: a successor that does not would take the pod for one without a service.
 	noted := right && p.Noted == s.fingerprint

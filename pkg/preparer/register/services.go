@@ -84,11 +84,12 @@ func servicesOf(n *node.Node, p *Pod, standby bool) []consul.Service {
 			services[i].Name = named[i].Standby()
 		}
 		switch {
-		case m.Health == nil:
-		case i == 0:
-			services[i].Check = checkOf(n, p, m.Health)
-		default:
+		case i > 0:
 			services[i].Check = &consul.Check{Alias: ids[0]}
+		case m.Health == nil:
+			services[i].Check = &consul.Check{TTL: toldFor, With: nodeServiceID(n.Name)}
+		default:
+			services[i].Check = checkOf(n, p, m.Health)
 		}
 	}
 	return services

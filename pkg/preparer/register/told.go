@@ -1,0 +1,60 @@
+package register
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/consul"
+)
+
+// A pod without a health check has the state that the preparer tells the agent when it changes. That costs nothing while nothing changes, so
+// that it outlives the preparer: therefore such pods also need the node's own service to pass, which one preparer keeps up for all of them.
+const (
+	toldFor  = 10 * 365 * 24 * time.Hour // for ever, in a form that the agent takes
+	nodeTTL  = time.Minute               // longer than a restart of the preparer takes
+	keepNode = nodeTTL / 6               // between two times that it is kept up
+	nodeGone = 24 * time.Hour            // after which the agent forgets a node that nobody keeps up
+)
+
+// nodeServiceID returns the id of the node's own service at the local agent.
+func nodeServiceID(nodeName string) string { return "rcfarm-node-" + nodeName }
+
+// keepNode keeps the node's own service passing, where a pod depends on it.
+func (r *Registrar) keepNode(ctx context.Context, pods []Pod, now time.Time) error {
+	if !slices.ContainsFunc(pods, func(p Pod) bool { return p.Up && p.told() }) || now.Sub(r.kept) < keepNode {
+		return nil
+	}
+	id := nodeServiceID(r.cfg.Node.Name)
+	err := r.cfg.Services.UpdateCheck(ctx, id, true, "")
+	if err != nil { // it is not there, or the agent is away
+		err = r.cfg.Services.RegisterService(ctx, consul.Service{
+			ID: id, Name: consul.ServiceName("preparer"), Address: r.cfg.Node.Address, Check: &consul.Check{TTL: nodeTTL, GoneAfter: nodeGone, Passing: true},
+		})
+	}
+	if err == nil {
+		r.kept = now
+	}
+	return err
+}
+
+// told reports whether the pod's state at the agent is what the preparer tells of its processes.
+func (p *Pod) told() bool { return p.Manifest != nil && p.Manifest.Health == nil }
+
+// tell has the agent say of pods without a check whether their processes run. It is told nothing that it says already.
+func (r *Registrar) tell(ctx context.Context, pods []Pod, local map[string]consul.Health) (errs []error) {
+	for i := range pods {
+		p := &pods[i]
+		id := serviceIDs(r.cfg.Node.Name, p.ID, nil, p.Standby)[0]
+		said, has := local[id]
+		if !p.told() || !has || said.Check == "" || said.Passing == p.Works {
+			continue
+		}
+		text := "its processes run"
+		if !p.Works {
+			text = "not all of its processes run, or one ends again and again"
+		}
+		errs = append(errs, r.cfg.Services.UpdateCheck(ctx, id, p.Works, text))
+	}
+	return errs
+}
