@@ -1,13 +1,23 @@
 package e2e
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
+
+// aboutPods reports whether a request to the agent names a service of a pod, or that of its node.
+func aboutPods(r *http.Request) bool {
+	body, err := io.ReadAll(r.Body)
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	text := r.URL.Path + string(body)
+	return err != nil || strings.Contains(text, "rcfarm-pod-") || strings.Contains(text, "rcfarm-node-")
+}
 
 // nameRefused: a second preparer is started on a node, with its name and another data directory. It is refused, and writes nothing about the
 // services of the pods that run there.
@@ -23,7 +33,7 @@ func nameRefused(e *env) {
 		switch {
 		case r.URL.Path == "/v1/agent/services":
 			looks.Add(1)
-		case strings.HasPrefix(r.URL.Path, "/v1/agent/") && r.Method != http.MethodGet:
+		case strings.HasPrefix(r.URL.Path, "/v1/agent/") && r.Method != http.MethodGet && aboutPods(r):
 			writes.Add(1)
 			e.t.Logf("the refused preparer asks for %s %s", r.Method, r.URL.Path)
 		}
