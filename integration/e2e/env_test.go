@@ -89,6 +89,7 @@ var scenarios = map[string]func(*env){
 	"two-hosts":         twoHosts,
 	"name-refused":      nameRefused,
 	"no-health":         noHealth,
+	"variables":         variables,
 	"sick-move":         sickMove,
 	"misplaced":         misplaced,
 	"relabel":           relabel,

@@ -70,6 +70,7 @@ func (m *Manifest) Validate() field.Errors {
 		checkPositive(&errs, "disconnect.stop_after", m.Disconnect.StopAfter, 0)
 	}
 	m.validateVolumes(&errs)
+	m.validateVariables(&errs)
 	ValidateLabels(&errs, "labels", m.Labels)
 	if canonical, err := m.Canonical(); err == nil && len(canonical) > MaxBytes {
 		errs.Add("", field.Text(fmt.Sprintf("%d bytes of canonical JSON", len(canonical))), fmt.Sprintf("at most %d bytes", MaxBytes))

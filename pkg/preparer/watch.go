@@ -106,6 +106,10 @@ func (p *Preparer) servicePods(now time.Time) (all []register.Pod) {
 	p.pods.do(func() {
 		for _, e := range p.pods.all {
 			s := e.servicePod(now)
+			if m := s.Manifest; m != nil && m.Health != nil && m.Health.HTTP != nil {
+				v := p.node.Version(s.ID, s.UID, s.Installed)
+				s.HTTPPath = v.Expand(&m.Launchables[0], []string{m.Health.HTTP.Path})[0]
+			}
 			r, _ := p.board.Reality(e.id)
 			s.Waits = s.Up && !e.readiness.counts() && !r.Available && r.State != pod.StateUnhealthy && r.State != pod.StateCrashLooping
 			all = append(all, s)

@@ -35,9 +35,17 @@ const (
 // the two that programs merely expect to find.
 func (v *Version) env(l *manifest.Launchable) map[string]string {
 	env := map[string]string{envPath: defaultPath, envUserHome: v.n.home(v.ID)}
-	maps.Copy(env, l.Env)
-	maps.Copy(env, v.nodeEnv(l))
+	own := v.nodeEnv(l)
+	for name, value := range l.Env {
+		env[name] = manifest.Expand(value, own)
+	}
+	maps.Copy(env, own)
 	return env
+}
+
+// Expand replaces the node's variables in texts of the manifest, as they are for the launchable.
+func (v *Version) Expand(l *manifest.Launchable, texts []string) []string {
+	return manifest.ExpandAll(texts, v.nodeEnv(l))
 }
 
 // nodeEnv is what the node says of a pod. Nothing in it is the pod's choice but the names of its ports and volumes, so that
@@ -52,16 +60,13 @@ func (v *Version) nodeEnv(l *manifest.Launchable) map[string]string {
 		env[envReplicas] = strconv.Itoa(v.In.Replicas)
 	}
 	for name, port := range v.In.Ports {
-		env[portEnvPrefix+envSuffix(name)] = strconv.Itoa(port)
+		env[portEnvPrefix+manifest.VariableSuffix(name)] = strconv.Itoa(port)
 	}
 	for _, vol := range v.M.Volumes {
-		env[volumeEnvPrefix+envSuffix(vol.Name)] = v.n.volume(v.ID, vol.Name)
+		env[volumeEnvPrefix+manifest.VariableSuffix(vol.Name)] = v.n.volume(v.ID, vol.Name)
 	}
 	return env
 }
-
-// envSuffix turns the name of a port or a volume into a part of a variable's name. No two names give the same.
-func envSuffix(name string) string { return strings.ToUpper(strings.ReplaceAll(name, "-", "_")) }
 
 func joinEnv(env map[string]string) []string {
 	lines := make([]string, 0, len(env))

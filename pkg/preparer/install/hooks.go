@@ -105,7 +105,7 @@ func (v *Version) podHook(point string, l *manifest.Launchable, path string, arg
 	env[envHook] = point
 	return hook{
 		point: point, label: l.Name + ":" + path, timeout: manifest.DefaultHookTimeout,
-		run: runtime.Once{Command: append([]string{v.Path(l.Name, path)}, args...), Env: joinEnv(env), Dir: v.n.home(v.ID), Isolation: iso},
+		run: runtime.Once{Command: append([]string{v.Path(l.Name, path)}, v.Expand(l, args)...), Env: joinEnv(env), Dir: v.n.home(v.ID), Isolation: iso},
 	}, nil
 }
 

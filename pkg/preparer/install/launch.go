@@ -65,7 +65,7 @@ func (v *Version) Spec(of Process) (runtime.Spec, error) {
 	return runtime.Spec{Isolation: iso, Process: runtime.Process{
 		ID:  id,
 		Pod: v.ID, Revision: v.In.Revision, Name: of.Name,
-		Command: append([]string{v.Path(l.Name, of.Path)}, l.Args...),
+		Command: append([]string{v.Path(l.Name, of.Path)}, v.Expand(l, l.Args)...),
 		Env:     joinEnv(v.env(l)), Dir: v.workDir(l),
 		LogPath:  filepath.Join(v.n.Logs(v.ID), of.Name+".log"),
 		LogBytes: v.n.cfg.LogBytes, LogKeep: v.n.cfg.LogKeep,

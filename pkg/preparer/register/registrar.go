@@ -46,6 +46,8 @@ type Pod struct {
 	Waits     bool   // its health is awaited
 	Noted     string // fingerprint of its services, as it is on the disk
 
+	HTTPPath string // of its HTTP check, as it is asked for
+
 	Procs     []runtime.Status // of what is installed, where a health script belongs to one; nil while some are missing
 	Available bool             // these were available when they were last looked at
 }

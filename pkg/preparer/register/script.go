@@ -104,7 +104,7 @@ func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v
 			return
 		}
 	}
-	command := append([]string{v.Path(l.Name, h.Script.Path)}, h.Script.Args...)
+	command := append([]string{v.Path(l.Name, h.Script.Path)}, v.Expand(l, h.Script.Args)...)
 	timeout := h.Timeout.Or(manifest.DefaultHealthTimeout)
 	ask := func(ctx context.Context) (string, error) { return r.askScript(ctx, process, command, timeout) }
 	count := counter{passing: w.verdict.passing, success: h.SuccessThreshold, failure: h.FailureThreshold}

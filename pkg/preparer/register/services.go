@@ -103,7 +103,7 @@ func checkOf(n *node.Node, p *Pod, h *manifest.Health) *consul.Check {
 	at := func(port string) string { return net.JoinHostPort(n.Address, strconv.Itoa(p.Installed.Ports[port])) }
 	switch {
 	case h.HTTP != nil:
-		check.HTTP = "http://" + at(h.HTTP.Port) + h.HTTP.Path
+		check.HTTP = "http://" + at(h.HTTP.Port) + p.HTTPPath
 	case h.Script != nil:
 		check = &consul.Check{TTL: scriptTTL(h)}
 	case h.TCP != nil:
