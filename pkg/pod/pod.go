@@ -230,6 +230,8 @@ type Reality struct {
 	// Hopeless: trying again will not mend by itself what keeps the accepted version from running: its artifact is refused, say, or its
 	// processes end again and again. An operator may, or another version.
 	Hopeless bool `json:"hopeless,omitempty"`
+	// AllEnded: the pod has failed, all its processes have ended, and their restart policy leaves it at that.
+	AllEnded bool `json:"all_ended,omitempty"`
 	// Restarts is how often the processes of the installed version were started again, all together, since the node started that version:
 	// it begins with zero after a new version and after a stop, not with another preparer. Of a pod that stays crash-looping it is
 	// reported every ten seconds at most (ADR 13).
@@ -244,6 +246,12 @@ type Reality struct {
 // reported: for its owner it counts at one digest only, and not while it stands by.
 func (r *Reality) Drops(next *Reality) bool {
 	return r.Counts() && !(next.Counts() && next.Digest == r.Digest)
+}
+
+// Ended reports whether all processes of the digest have ended for good. Where it runs once, no revision of the pod with this digest starts
+// them again on the node.
+func (r *Reality) Ended(digest string) bool {
+	return r != nil && (r.State == StateEnded || r.State == StateFailed && r.AllEnded) && !r.Available && r.Digest == digest
 }
 
 // Counts reports whether the copy is available under its service's name.

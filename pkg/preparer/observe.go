@@ -70,6 +70,7 @@ func observe(o observation) pod.Reality {
 	if o.doing != "" && !broken(r.State) { // why it failed last stays until it does not any more
 		r.Message = o.doing
 	}
+	r.AllEnded = r.State == pod.StateFailed && allEnded(o)
 	tellDecided(&r, o.decided)
 	r.Message = shorten(r.Message, maxMessage)
 	return r
@@ -157,6 +158,12 @@ func crashMessage(status *runtime.Status) string {
 // done reports whether a process has ended well for good: its restart policy leaves it at that.
 func done(status runtime.Status) bool {
 	return status.Phase == runtime.Exited && status.LastExit != nil && !status.LastExit.Unknown && status.LastExit.Code == 0
+}
+
+// allEnded reports whether all processes of the installed version have ended for good, and somebody saw it.
+func allEnded(o observation) bool {
+	running := func(status runtime.Status) bool { return status.Phase != runtime.Exited || status.LastExit == nil }
+	return len(o.procs) > 0 && !o.missing && !o.spent && !slices.ContainsFunc(o.procs, running)
 }
 
 // maxMessage bounds the message of a reality, in bytes. Errors repeat what others wrote, and a record that Consul refuses

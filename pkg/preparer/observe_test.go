@@ -129,6 +129,46 @@ func TestObserveHopeless(t *testing.T) {
 	}
 }
 
+// Of a pod that has failed a reality says whether all its processes have ended for good. Its state says that of one that has ended well.
+func TestObserveAllEnded(t *testing.T) {
+	t.Parallel()
+	rec, stopping := sampleRecord(0), sampleRecord(0)
+	stopping.Intent.State = pod.Stopped
+	exits := func(codes ...int) []runtime.Status {
+		procs := procsIn(make([]runtime.Phase, len(codes))...)
+		for i := range procs {
+			procs[i].Phase, procs[i].LastExit = runtime.Exited, &pod.Exit{Code: codes[i]}
+		}
+		return procs
+	}
+	and := func(phase runtime.Phase) []runtime.Status { return append(exits(1), procsIn(phase)...) }
+	unseen := append(exits(1), procsIn(runtime.Exited)...)
+	for name, c := range map[string]struct {
+		o    observation
+		want bool
+	}{
+		"with 1":                 {observation{rec: rec, procs: exits(1)}, true},
+		"with 0, and with 1":     {observation{rec: rec, procs: exits(0, 1)}, true},
+		"with 0":                 {observation{rec: rec, procs: exits(0)}, false},
+		"another one runs":       {observation{rec: rec, procs: and(runtime.Running)}, false},
+		"another one waits":      {observation{rec: rec, procs: and(runtime.Backoff)}, false},
+		"another one starts":     {observation{rec: rec, procs: and(runtime.Starting)}, false},
+		"another is not known":   {observation{rec: rec, procs: and(runtime.Unknown)}, false},
+		"another is not there":   {observation{rec: rec, procs: exits(1), missing: true}, false},
+		"not there, and fails":   {observation{rec: rec, procs: exits(1), missing: true, activity: activity{state: pod.StateFailed}}, false},
+		"another was never seen": {observation{rec: rec, procs: unseen}, false},
+		"nobody knows":           {observation{rec: rec, procs: exits(1), spent: true}, false},
+		"nothing was started":    {observation{rec: rec, activity: activity{state: pod.StateFailed}}, false},
+		"it stops":               {observation{rec: stopping, procs: exits(1)}, false},
+		"a hook failed":          {observation{rec: rec, procs: exits(0), activity: activity{state: pod.StateFailed}}, true},
+		"something is fetched":   {observation{rec: rec, procs: exits(1), activity: activity{state: pod.StateFetching}}, false},
+	} {
+		if r := observe(c.o); r.AllEnded != c.want {
+			t.Errorf("%s: %s, all have ended: %v", name, r.State, r.AllEnded)
+		}
+	}
+}
+
 func TestReadiness(t *testing.T) {
 	t.Parallel()
 	now := time.Now()

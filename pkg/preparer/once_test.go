@@ -58,7 +58,7 @@ func TestRunsOnce(t *testing.T) {
 			ended := func(revision int64) {
 				t.Helper()
 				r := b.awaitState(0, want.state, revision, want.message)
-				if r.LastExit == nil || fmt.Sprint(r.LastExit.Code) != status || r.Available || r.Hopeless != want.hopeless {
+				if r.LastExit == nil || fmt.Sprint(r.LastExit.Code) != status || r.Available || r.Hopeless != want.hopeless || r.AllEnded != want.hopeless || !r.Ended(digest) {
 					t.Errorf("%+v, last exit %+v", r, r.LastExit)
 				}
 			}

@@ -22,7 +22,8 @@ func drainCommand() *cli.Command {
 		UsageText: "rcctl node drain NODE [--deadline TIME [--force]] [--wait [--timeout 5m]]",
 		Description: `From the moment this returns nothing new can be placed on the node. The owners of its pods move them one at a
 time, without taking any controller below its minimum. A pod of a static controller, and one whose controller has
-no room to move, stays; rcctl rc status says so. With --force what is left at the deadline is stopped, unless its
+no room to move, stays; rcctl rc status says so. A pod that runs once and has ended stays, too, and nobody waits for
+it: elsewhere it would run again. With --force what is left at the deadline is stopped, unless its
 controller is disabled; without it the deadline only says from when on a drain is late. Draining again changes what is given and keeps the rest.
 
 Examples:
@@ -32,7 +33,7 @@ Examples:
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "deadline", Usage: "`TIME` from now, such as 10m, in which the pods should have moved"},
 			&cli.BoolFlag{Name: "force", Usage: "at the deadline, stop what could not be moved"},
-		}, waitFlags("until no pod is left on the node")...),
+		}, waitFlags("until no pod is left on the node that may still run")...),
 		Action: onConn(readDrain, runDrain),
 	})
 }
@@ -130,7 +131,7 @@ func computeUndrain(ops node.Ops) nodeChange {
 }
 
 // leftOn says which pods are left on a node, and whether there are none: every intent on it is gone, which is when its owner has the
-// node's word that the pod stopped.
+// node's word that the pod stopped, or is about a pod that runs once and has ended, which stays.
 func leftOn(ctx context.Context, s *conn, name string) (line string, done bool, err error) {
 	recs, bad, err := s.Intents.List(ctx, store.Default, name)
 	if err == nil {
@@ -146,7 +147,37 @@ func leftOn(ctx context.Context, s *conn, name string) (line string, done bool, 
 	if ops.Value.Drain == nil {
 		return "", false, refusedf("node %s: the drain was ended before the node was drained", name)
 	}
-	names := field.Each(values(recs), func(in pod.Intent) string { return fmt.Sprintf("%s-%s-%d", in.PodID, in.Role, in.Index) })
+	left, err := notEnded(ctx, s, name, values(recs))
+	if err != nil {
+		return "", false, err
+	}
+	names := field.Each(left, func(in pod.Intent) string { return fmt.Sprintf("%s-%s-%d", in.PodID, in.Role, in.Index) })
 	slices.Sort(names)
-	return fmt.Sprintf("%s left: %s", field.Count(len(recs), "pod"), inspect.SomeOf(names)), len(recs) == 0, nil
+	return fmt.Sprintf("%s left: %s", field.Count(len(left), "pod"), inspect.SomeOf(names)), len(left) == 0, nil
+}
+
+// notEnded returns the intents on a node without those of pods that run once and, as the node says, have ended. Where that cannot be read of one, it
+// may still run.
+func notEnded(ctx context.Context, s *conn, name string, all []pod.Intent) (left []pod.Intent, err error) {
+	at := field.Each(all, func(in pod.Intent) store.At { return store.At{Node: name, Identity: in.Identity} })
+	says, _, err := s.RealitiesAt(ctx, at, false)
+	if err != nil {
+		return nil, err
+	}
+	once := map[string]bool{} // by digest
+	for i, in := range all {
+		r, is := says[at[i]]
+		if !is || in.State != pod.Running || !r.Ended(in.Digest) {
+			left = append(left, in)
+			continue
+		}
+		if _, known := once[in.Digest]; !known {
+			m, err := s.Manifest(ctx, in.Digest)
+			once[in.Digest] = err == nil && m.RunsOnce()
+		}
+		if !once[in.Digest] {
+			left = append(left, in)
+		}
+	}
+	return left, nil
 }

@@ -124,7 +124,7 @@ func (c repairs) repair() {
 		next, reason := p.Placement, ""
 		var reserve []ReserveChange
 		switch {
-		case p.Switching && c.s.available(p) && c.s.ManifestOf(p.Digest) != nil:
+		case p.Switching && (c.s.available(p) || c.s.endedWell(p)) && c.s.ManifestOf(p.Digest) != nil:
 			c.finishUpgrade(p)
 			continue
 		case p.Reality != nil && p.Reality.Revision > p.Revision:

@@ -18,11 +18,11 @@ type drains struct {
 }
 
 // evictAll stops what is left on nodes whose drain is forced, from its deadline on. That the operator said so outranks the
-// minimum, the strategy and a rollout, and it asks for no manifest.
+// minimum, the strategy and a rollout, and it asks for no manifest. A pod that has ended has nothing to stop.
 func (c *drains) evictAll() {
 	for p := range c.openRunning() {
 		due := func(nodeName string) bool { return c.evictionDue(p, nodeName) }
-		if due(p.Node) {
+		if !c.s.rests(p) && due(p.Node) {
 			c.evict(p, due, "the drain of "+p.Node+" is forced", false)
 			continue
 		}
@@ -77,7 +77,7 @@ func (c *drains) transfer() {
 		if p.RunState != pod.Running || c.changed[p.Identity] {
 			continue
 		}
-		if c.s.available(p) {
+		if c.s.available(p) || c.s.endedWell(p) {
 			available++
 		}
 		if c.s.counting(p) {
@@ -125,7 +125,7 @@ func (c *drains) transfer() {
 // mustMove reports whether a pod must leave its living node.
 func mustMove(s *Snapshot, p *Pod) bool {
 	v := s.Nodes[p.Node]
-	return v != nil && v.Alive && (v.MustLeave() || !s.matches(v))
+	return v != nil && v.Alive && (v.MustLeave() || !s.matches(v)) && !s.rests(p)
 }
 
 // lingers tells a former copy that runs, or may, from one whose machine is lost. The latter is in nobody's way: if it comes
@@ -181,7 +181,7 @@ func misplacements(s *Snapshot) string {
 	}
 	var stay []string
 	for p := range s.running() {
-		if v := s.Nodes[p.Node]; v == nil || !v.Alive || s.matches(v) {
+		if v := s.Nodes[p.Node]; v == nil || !v.Alive || s.matches(v) || s.rests(p) {
 			continue
 		}
 		if why := kept(s, p); why != "" {

@@ -51,7 +51,7 @@ func eachNodeOf(s *Snapshot) *eachNode {
 		case p.RunState != pod.Running:
 		case slipped:
 			e.leaving[p.Identity] = p.Node + " does not match the selector"
-		case v != nil && v.MustLeave():
+		case v != nil && v.MustLeave() && !s.rests(p):
 			e.leaving[p.Identity] = p.Node + " is drained"
 		case p.Role != rc.DefaultRole:
 			e.leaving[p.Identity] = "no role " + p.Role + " desired"

@@ -151,7 +151,7 @@ func (c losses) dueForReplacement(p *pod.Placement) bool {
 // toReplace reports whether a pod is to be placed elsewhere now because its node is lost, as its next placement says, and takes
 // the room for that. One that has somewhere to go back to goes back instead.
 func (c losses) toReplace(p *Pod, next *pod.Placement) bool {
-	if c.s.ordered(p.Role) || c.surplus(p.Role) || !c.dueForReplacement(next) || c.triedEnough(p) {
+	if c.s.ordered(p.Role) || c.s.rests(p) || c.surplus(p.Role) || !c.dueForReplacement(next) || c.triedEnough(p) {
 		return false
 	}
 	if _, back, _ := c.moveOf(p); back != nil {
@@ -165,7 +165,7 @@ func (c losses) toReplace(p *Pod, next *pod.Placement) bool {
 func (c losses) replaceLost() {
 	for p := range c.openRunning() {
 		switch {
-		case c.s.aliveOn(p.Node):
+		case c.s.aliveOn(p.Node), c.s.rests(p):
 		case c.s.ordered(p.Role):
 			c.stopLost(p)
 		case c.toReplace(p, &p.Placement):

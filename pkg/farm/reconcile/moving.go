@@ -17,7 +17,7 @@ type moveState int
 
 const (
 	notMoving moveState = iota // no copy was left running, or none by a move
-	arrived                    // the new copy is available
+	arrived                    // the new copy is available, or has ended with status 0
 	needless                   // the former copy is, and its node may keep it by now
 	underWay                   // the new copy has time left
 	stuck                      // it has failed, or not become available in time
@@ -33,7 +33,7 @@ func (c moves) moveOf(p *Pod) (state moveState, back *pod.Ghost, why string) {
 	switch {
 	case p.RunState != pod.Running || !left:
 		return notMoving, nil, ""
-	case c.s.availableHere(p):
+	case c.s.availableHere(p), c.s.endedWell(p):
 		return arrived, nil, ""
 	}
 	found := p.AdoptedAtGeneration != 0 // then this copy is the one that counts, unless the former one was left as lost (R2)
@@ -74,6 +74,8 @@ func (c moves) finishMoves() {
 		switch state, back, why := c.moveOf(p); {
 		case state != notMoving && c.s.ordered(p.Role): // it was moved before its group was ordered
 			c.endMove(p)
+		case state == arrived && c.s.endedWell(p):
+			c.endWithFormerCopies(p)
 		case state == arrived:
 			c.stopFormerCopies(p, func(string) bool { return true }, "it is available on "+p.Node, false)
 		case state == needless && back.LeftBecauseLost:
@@ -89,9 +91,26 @@ func (c moves) finishMoves() {
 	}
 }
 
+// endWithFormerCopies stops the former copies of a pod that has done its work where it was moved to. One of them may be what counts as
+// available of the pod: then it runs on while the minimum needs it.
+func (c moves) endWithFormerCopies(p *Pod) {
+	spare := len(c.companionPods) - c.limits.least
+	for other := range c.open() {
+		if c.s.counting(other) {
+			spare++
+		}
+	}
+	if c.s.counting(p) && spare <= 0 {
+		c.block(fmt.Sprintf("%s.%d has ended on %s, and its former copy stays: %d available replicas and a minimum of %d leave no room",
+			p.Role, p.Identity.Index, p.Node, spare+c.limits.least, c.limits.least))
+		return
+	}
+	c.stopFormerCopies(p, func(string) bool { return true }, "it has ended on "+p.Node, false)
+}
+
 // mayMoveOn reports whether a pod that is stuck on its new node, and has nowhere to go back to, is tried on another one.
 func (c moves) mayMoveOn(p *Pod) bool {
-	if c.s.each != nil || c.s.Hold != "" || kept(c.s, p) != "" || !c.s.aliveOn(p.Node) || c.surplus(p.Role) || c.triedEnough(p) || !c.takeRoom(p) {
+	if c.s.each != nil || c.s.Hold != "" || c.s.rests(p) || kept(c.s, p) != "" || !c.s.aliveOn(p.Node) || c.surplus(p.Role) || c.triedEnough(p) || !c.takeRoom(p) {
 		return false
 	}
 	c.replaced++ // the copy here stands until the next one is available

@@ -29,7 +29,7 @@ func (c report) report() {
 	if s.RC.DeletedAt != nil {
 		st.Desired = 0
 	}
-	adopted := 0
+	adopted, ended := 0, 0
 	var waitingFor *Pod
 	lost := map[string]bool{}
 	for p := range s.all() {
@@ -41,6 +41,8 @@ func (c report) report() {
 		switch {
 		case s.available(p):
 			st.Available++
+		case s.endedWell(p):
+			ended++
 		case waitingFor == nil:
 			waitingFor = p
 		}
@@ -66,7 +68,7 @@ func (c report) report() {
 	st.LastError = Few(c.plan.failures)
 	c.plan.Status = st
 	c.reportVoid()
-	c.conditions(offTarget(s), adopted, waitingFor)
+	c.conditions(offTarget(s), adopted, ended, waitingFor)
 	if s.each != nil && AllowsMassStop(&s.RC) && (s.massStopUsed() || c.plan.Status.Is(rc.Converged)) {
 		c.plan.Status.MassStopUsed = s.RC.Generation
 	}
@@ -120,7 +122,7 @@ func (c report) reportVoid() {
 	}
 }
 
-func (c report) conditions(outdated, adopted int, waitingFor *Pod) {
+func (c report) conditions(outdated, adopted, ended int, waitingFor *Pod) {
 	s, st := c.s, &c.plan.Status
 	set := func(t rc.ConditionType, isTrue bool, reason string) { c.plan.set(s.Now, t, isTrue, reason) }
 	set(rc.Holding, c.waiting, s.Hold)
@@ -145,11 +147,15 @@ func (c report) conditions(outdated, adopted int, waitingFor *Pod) {
 	if st.Placed >= st.Desired || s.RC.Disabled {
 		set(rc.InsufficientNodes, false, "")
 	}
+	done := ""
+	if ended > 0 {
+		done = fmt.Sprintf(", %d ended with status 0", ended)
+	}
 	left, dead := leftBehind(c.s)
 	quiet := len(c.plan.Changes) == 0 && len(c.plan.Adds) == 0 && st.LastError == "" && c.blocked == "" && left == nil
 	switch {
-	case quiet && st.Placed == st.Desired && st.Available == st.Desired && outdated == 0:
-		reason := fmt.Sprintf("%d of %d replicas available", st.Available, st.Desired)
+	case quiet && st.Placed == st.Desired && st.Available+ended == st.Desired && outdated == 0:
+		reason := fmt.Sprintf("%d of %d replicas available%s", st.Available, st.Desired, done)
 		if len(dead) > 0 {
 			reason += "; nothing can confirm that copies have stopped on machines that are lost: " + field.Few(dead, maxNames, ", ")
 		}
@@ -157,7 +163,7 @@ func (c report) conditions(outdated, adopted int, waitingFor *Pod) {
 	case s.RC.Disabled:
 		set(rc.Converged, false, "the controller is disabled: nothing is placed and nothing removed")
 	default:
-		reason := fmt.Sprintf("%d of %d replicas available, %d placed", st.Available, st.Desired, st.Placed)
+		reason := fmt.Sprintf("%d of %d replicas available%s, %d placed", st.Available, st.Desired, done, st.Placed)
 		if st.Stopping > 0 {
 			reason += fmt.Sprintf(", %d stopping", st.Stopping)
 		}

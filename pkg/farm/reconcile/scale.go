@@ -206,7 +206,7 @@ func (c upgrades) upgrade() {
 			if !c.changed[p.Identity] && (to.most > 0 || !c.s.limited(p)) && !c.s.stays(p) && !c.awaitsEpoch(p) && c.s.aliveOn(p.Node) && c.s.ManifestOf(to.digest(c.s, p.Role)) != nil {
 				outdated = append(outdated, p)
 			}
-		case !c.s.available(p) && c.s.aliveOn(p.Node):
+		case !c.s.available(p) && !c.s.endedWell(p) && c.s.aliveOn(p.Node):
 			why := c.stalled(p)
 			if p.Switching {
 				last = cmp.Or(why, last)
