@@ -60,6 +60,7 @@ var scenarios = map[string]func(*env){
 	"transfer":          transfer,
 	"drain":             drain,
 	"drain-force":       drainForce,
+	"drain-ended":       drainEnded,
 	"runit":             leftByRunit,
 	"readyz":            readyz,
 	"unclaimed":         unclaimed,

@@ -44,6 +44,11 @@ func well() *Situation {
 	return s
 }
 
+// once makes the pods ones that run once.
+func (s *Situation) once() {
+	s.Manifest.Launchables = []manifest.Launchable{{Restart: &manifest.Restart{Policy: manifest.RestartNever}}}
+}
+
 // not is the status with a condition that is true, and not converged.
 func (s *Situation) not(t rc.ConditionType, reason string) {
 	s.Status.Conditions = []rc.Condition{{Type: rc.Converged, Reason: "1 of 2 replicas available"}, {Type: t, True: true, Reason: reason}}
@@ -248,6 +253,25 @@ func explainCases() map[string]struct {
 			s.RC.NodeLoss.Action = "keep"
 			s.not(rc.Holding, "")
 		}, []string{"node_loss.action: keep", "rcctl pod forget web-main-0 --node n1"}, ""},
+		"lost, and ended with status 0": {func(s *Situation) {
+			s.once()
+			s.Placements[0].LostSince = &long
+			s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateEnded, false })
+			s.not(rc.Holding, "")
+		}, nil, "web-main-0"},
+		"lost, and ended, to be restarted": {func(s *Situation) {
+			s.Placements[0].LostSince = &long
+			s.report(func(r *pod.Reality) { r.State, r.Available = pod.StateEnded, false })
+			s.not(rc.Holding, "")
+		}, []string{"It is to be replaced."}, ""},
+		"lost, and ended with another status": {func(s *Situation) {
+			s.once()
+			s.Placements[0].LostSince = &long
+			s.report(func(r *pod.Reality) {
+				r.State, r.Available, r.AllEnded, r.Message, r.LastExit = pod.StateFailed, false, true, "exit status 3", &pod.Exit{Code: 3}
+			})
+			s.not(rc.Holding, "")
+		}, []string{"web-main-0 on n1 is failed (exit status 3).", "rcctl logs web-main-0"}, "replaced"},
 		"unmanaged": {func(s *Situation) {
 			s.Placements[0].UnmanagedSince, s.Nodes["n1"].Alive = &before, false
 			minute := field.Duration(time.Minute)

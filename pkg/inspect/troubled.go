@@ -46,6 +46,9 @@ func aboutPod(s *Situation, p *pod.Placement) (c Cause, is bool) {
 	name := PodName(p.PodID, p.Identity)
 	v := s.Nodes[p.Node]
 	alive := v != nil && v.Alive
+	if r, ended := s.ended(p); ended { // whatever became of its node since
+		return aboutState(p, r, name), r.State != pod.StateEnded
+	}
 	switch {
 	case p.LostSince != nil:
 		return aboutLost(s, p, name), true
@@ -70,6 +73,16 @@ func aboutPod(s *Situation, p *pod.Placement) (c Cause, is bool) {
 	default:
 		return aboutState(p, r, name), true
 	}
+}
+
+// ended returns what the node of a pod that runs once says of its end, if it has ended.
+func (s *Situation) ended(p *pod.Placement) (r pod.Reality, ended bool) {
+	m := s.Groups[p.Digest]
+	if p.Digest == s.RC.ManifestDigest {
+		m = s.Manifest
+	}
+	r = s.Realities[store.At{Identity: p.Identity, Node: p.Node}]
+	return r, p.RunState == pod.Running && m != nil && m.RunsOnce() && r.Ended(p.Digest)
 }
 
 func since(at *time.Time, now time.Time) string {
