@@ -1,10 +1,13 @@
 package reconcile_test
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -304,4 +307,33 @@ func TestAnEndedPodStaysOnEachNode(t *testing.T) {
 			t.Errorf("%s: %+v", name, plan.Status)
 		}
 	}
+}
+
+// Whatever happens, a pod that its node says has ended is on no other node after a pass unless it runs another manifest there, or is found or was left
+// running there; and a pass keeps to all that it keeps to elsewhere.
+func TestAnyHistoryLeavesWhatHasEnded(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld()
+		w.ended = map[at]string{}
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			if rapid.IntRange(0, 3).Draw(t, "what") == 0 {
+				if where, ok := draw(t, w.copies); ok && w.copies[where].State == pod.Running && w.nodes[where.node].Alive {
+					w.ended[where] = w.copies[where].Digest
+					w.report(where)
+				}
+			}
+			w.step(t)
+			before := maps.Clone(w.pods)
+			w.pass(t, false)
+			for id, was := range before {
+				r, here := w.reality[at{was.Node, id}], w.pods[id]
+				left := slices.ContainsFunc(was.Ghosts, func(g pod.Ghost) bool { return g.Node == here.Node })
+				again := was.RunState == pod.Running && here.RunState == pod.Running && here.Digest == was.Digest && here.Node != was.Node
+				if again && !left && here.AdoptedAtGeneration == 0 && here.Revision > was.Revision && r.Ended(was.Digest) { // it was not found there
+					t.Fatalf("%s has ended on %s and is moved to %s", id, was.Node, here.Node)
+				}
+			}
+		}
+	})
 }

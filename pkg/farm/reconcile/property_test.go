@@ -21,6 +21,7 @@ import (
 
 // world is a model of a cluster: the records, and nodes that do what they are told when the model lets them.
 type world struct {
+	ended    map[at]string // digests that have ended, where pods run once; nil: they do not
 	now      time.Time
 	rc       rc.RC
 	nodes    map[string]*node.View
@@ -71,6 +72,9 @@ func newWorld() *world {
 func (w *world) snapshot(resync bool) *reconcile.Snapshot {
 	s := &reconcile.Snapshot{
 		Now: w.now, Owner: "f1", RC: w.rc, Requests: w.read(), Manifest: &manifest.Manifest{Version: 1, ID: "p", MinReady: new(field.Duration)}, Nodes: w.nodes, Previous: w.status,
+	}
+	if w.ended != nil {
+		s.Manifest = once(manifest.RestartNever)
 	}
 	s.Manifests = map[string]*manifest.Manifest{"m1": s.Manifest, "m2": s.Manifest, "m3": s.Manifest}
 	if w.hold {
@@ -291,8 +295,10 @@ func (w *world) checkReliance(t rapid.TB, plan *reconcile.Plan, ch *reconcile.Ch
 	if left := len(plan.Counting) - takes(plan); ch.NeedsMinimum && left < w.rc.MinimumAvailable() {
 		t.Fatalf("%s depends on a minimum of %d, of which %d are left", ch, w.rc.MinimumAvailable(), left)
 	}
-	if !ch.NeedsMinimum && !slices.Contains(ch.NeedsReports, was.Node) {
-		t.Fatalf("%s would stop what has become available", ch)
+	for _, in := range ch.Intents {
+		if in.Intent != nil && in.Intent.State == pod.Stopped && !ch.NeedsMinimum && !slices.Contains(ch.NeedsReports, in.Node) {
+			t.Fatalf("%s would stop what has become available on %s", ch, in.Node)
+		}
 	}
 }
 
@@ -353,7 +359,7 @@ func (w *world) checkPlan(t rapid.TB, plan *reconcile.Plan, available int) {
 			t.Fatalf("%s is said to take what counts", ch)
 		}
 		w.checkReliance(t, plan, ch, writesStop && !forced && w.rc.DeletedAt == nil)
-		if ch.Action == reconcile.StopDuplicate && !w.forcesGhost(was) && (!r.Available || r.Digest != was.Digest) {
+		if ch.Action == reconcile.StopDuplicate && !w.forcesGhost(was) && (!r.Available || r.Digest != was.Digest) && !r.Ended(was.Digest) {
 			t.Fatalf("%s: the winning copy is not available", ch)
 		}
 		if ch.Action == reconcile.Adopt && placed && ch.Placement.Node != was.Node && w.copies[at{ch.Placement.Node, ch.Identity}].Revision <= was.Revision {
@@ -526,6 +532,8 @@ func (w *world) report(where at) {
 	r := pod.Reality{Identity: where.id, Node: where.node, Digest: c.Digest, Revision: c.Revision, State: pod.StateStopped}
 	switch {
 	case c.State != pod.Running:
+	case c.Digest != "" && w.ended[where] == c.Digest:
+		r.State = pod.StateEnded
 	case w.sick[where.node] && !(was.Available && was.Digest == c.Digest):
 		r.State, r.Message = pod.StateUnhealthy, "no answer"
 	default:
