@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -86,6 +87,91 @@ func agentRebooted(e *env) {
 		e.t.Errorf("a pod of a living machine was replaced %d times", n)
 	}
 	e.sameProcesses(processes, "after the preparer of a machine that once failed was stopped")
+}
+
+// lostStaysLost: all processes of a machine are killed. It is lost, and stays so when its pod is placed elsewhere and when the former copy is forgotten, as no
+// record tells of the loss any more. Nothing on it is shown as ready. With its preparer it is back.
+func lostStaysLost(e *env) {
+	e.startConsul("")
+	agents, preparers := e.machines(3)
+	e.farm("f1", "")
+	h := e.hello(1, nil)
+	h.NodeLoss = "{after: 5s}"
+	e.applied(h)
+	id := e.rcID("hello")
+	victim := e.placements(id)["main.0"].Value.Node
+	n := e.nodeNumber(victim)
+
+	e.powerOff(n, agents[n], preparers[n])
+	e.within(limit, func() error { return e.nodeIs(victim, "lost", inspect.Lost) })
+	e.within(limit, func() error { return e.nothingReadyOn(victim, 1) })
+	shown := func(when string, copies int) {
+		e.t.Helper()
+		if err := errors.Join(e.nodeIs(victim, "lost", inspect.Lost), e.nothingReadyOn(victim, copies)); err != nil {
+			e.t.Errorf("%s: %v", when, err)
+		}
+	}
+	e.within(limit, func() error {
+		if p := e.placements(id)["main.0"].Value; p.Node == victim || len(p.Ghosts) != 1 {
+			return fmt.Errorf("main.0 is on %s, former copies %+v", p.Node, p.Ghosts)
+		}
+		return nil
+	})
+	shown("when the replacement was placed", 1)
+	e.within(limit, func() error { return e.converged(id, 1) })
+	shown("when the replacement was ready", 1)
+
+	e.rcctl("", "pod", "forget", "hello-main-0", "--node", victim, "--wait", "--timeout", limit.String())
+	if p := e.placements(id)["main.0"].Value; len(p.Ghosts) != 0 {
+		e.t.Errorf("former copies %+v", p.Ghosts)
+	}
+	shown("when the pod was forgotten", 1) // the report is still there
+
+	agents[n].startAgain()
+	preparers[n].startAgain()
+	e.within(limit, func() error { return e.nodeIs(victim, "yes", inspect.Alive) })
+	e.within(limit, func() error { return e.alone(id, 1) })
+	e.oneCopyEach()
+
+	preparers[n].kill() // its agent lives: that is no loss
+	e.within(limit, func() error { return e.nodeIs(victim, "no", inspect.Away) })
+}
+
+// nodeIs reports whether rcctl nodes shows a node as that, in its table and as JSON.
+func (e *env) nodeIs(name, alive, state string) error {
+	e.t.Helper()
+	for line := range strings.Lines(e.rcctl("", "nodes")) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == name && fields[1] != alive {
+			return fmt.Errorf("rcctl nodes shows %s as %q, want %q", name, fields[1], alive)
+		}
+	}
+	var views []inspect.NodeView
+	e.decode([]byte(e.rcctl("", "nodes", "-o", "json")), &views)
+	for i := range views {
+		if v := &views[i]; v.Name == name {
+			if v.State != state || v.Alive != (state == inspect.Alive) {
+				return fmt.Errorf("rcctl nodes -o json shows %s as %q, alive %t, want %q", name, v.State, v.Alive, state)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("rcctl nodes shows no %s", name)
+}
+
+// nothingReadyOn reports whether rcctl pods shows so many copies on a node, and none of them as running.
+func (e *env) nothingReadyOn(node string, copies int) error {
+	e.t.Helper()
+	var views []inspect.PodView
+	e.decode([]byte(e.rcctl("", "pods", "--node", node, "-o", "json")), &views)
+	for i := range views {
+		if v := &views[i]; v.State != inspect.Lost || v.Available {
+			return fmt.Errorf("rcctl pods shows %s on %s as %s, available %t (%s)", v.Name, node, v.State, v.Available, v.Message)
+		}
+	}
+	if table := e.rcctl("", "pods", "--node", node); len(views) != copies || strings.Contains(table, "ready") {
+		return fmt.Errorf("%d pods on %s, want %d\n%s", len(views), node, copies, table)
+	}
+	return nil
 }
 
 // forgetLate: an operator declares a pod gone whose preparer is away, and no farm is there to hear it. Before one is, the preparer was

@@ -53,6 +53,7 @@ var scenarios = map[string]func(*env){
 	"breaker":           breaker,
 	"node-loss":         nodeLoss,
 	"agent-rebooted":    agentRebooted,
+	"lost-stays-lost":   lostStaysLost,
 	"forget-late":       forgetLate,
 	"site-lost":         siteLost,
 	"node-forget":       nodeForget,

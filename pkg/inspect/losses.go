@@ -8,26 +8,47 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Losses are the present deaths of nodes, by name, with what the owners of pods found out about them. A lost node stays lost until its preparer is back,
-// also when its pods are placed elsewhere: their former copies bear it, too.
+// Losses are the present deaths of nodes, by name, with what is known of their machines. A lost node stays lost until its preparer is back, also when its
+// pods are placed elsewhere, because their former copies bear it, too. When these are forgotten, Consul still knows that its agent has failed.
 type Losses map[string]loss
 
-type loss struct{ lostSince, unmanagedSince *time.Time }
+type loss struct {
+	state                     string // Away, Unmanaged or Lost
+	lostSince, unmanagedSince *time.Time
+}
 
-// LossesOf returns what is known of the nodes whose records nobody holds. What placements say about earlier deaths does not count;
-// zero names no death.
-func LossesOf(recs []store.Rec[node.Node], placements []pod.Placement) Losses {
+// What is known of a node. It is Lost, too, when its machine is gone.
+const (
+	Alive     = "alive"     // its preparer lives
+	Away      = "away"      // its preparer is gone
+	Unmanaged = "unmanaged" // and the owner of a pod has noted that its machine is not
+)
+
+// LossesOf returns what is known of the nodes whose records nobody holds. A machine is lost when the owner of one of its pods has noted so, or when
+// Consul calls its agent failed. What placements say about earlier deaths does not count; zero names no death.
+func LossesOf(recs []store.Rec[node.Node], placements []pod.Placement, failedAgents map[string]bool) Losses {
 	losses, deaths := Losses{}, map[string]uint64{}
 	for i := range recs {
-		if recs[i].Session == "" {
-			name := recs[i].Value.Name
-			losses[name], deaths[name] = loss{}, recs[i].Index
+		if v := &recs[i].Value; recs[i].Session == "" {
+			losses[v.Name], deaths[v.Name] = loss{state: Away}, recs[i].Index
+			if failedAgents[v.ConsulNode] {
+				losses[v.Name] = loss{state: Lost}
+			}
 		}
 	}
 	note := func(name string, death uint64, lost, unmanaged *time.Time) {
-		if was, dead := losses[name]; dead && (death == 0 || deaths[name] == death) {
-			losses[name] = loss{earlier(was.lostSince, lost), earlier(was.unmanagedSince, unmanaged)}
+		was, dead := losses[name]
+		if !dead || death != 0 && deaths[name] != death {
+			return
 		}
+		now := loss{was.state, earlier(was.lostSince, lost), earlier(was.unmanagedSince, unmanaged)}
+		switch {
+		case now.lostSince != nil:
+			now.state = Lost
+		case now.unmanagedSince != nil && now.state == Away:
+			now.state = Unmanaged
+		}
+		losses[name] = now
 	}
 	for i := range placements {
 		p := &placements[i]
@@ -41,14 +62,25 @@ func LossesOf(recs []store.Rec[node.Node], placements []pod.Placement) Losses {
 	return losses
 }
 
+// lost reports whether the machine of a node is gone.
+func (l Losses) lost(name string) bool { return l[name].state == Lost }
+
+// gone says of a lost machine since when it is gone, where an owner has noted that.
+func (l Losses) gone(name string) string {
+	if since := l[name].lostSince; since != nil {
+		return "its node is gone since " + since.UTC().Format(time.RFC3339)
+	}
+	return "its node is gone"
+}
+
 // believe corrects what a node reported last by what is known of the node. On a lost machine nothing runs. Of a pod without a placement on a node without a
 // preparer nobody knows whether it runs: an operator may have declared it gone. What is placed on such a node counts as it was reported last (P6).
 func (l Losses) believe(v *PodView) {
-	loss, dead := l[v.Node]
+	_, dead := l[v.Node]
 	switch {
-	case loss.lostSince != nil && v.State != Lost:
+	case l.lost(v.Node) && v.State != Lost:
 		v.State, v.Available = Lost, false
-		v.note("its node is gone since %s", loss.lostSince.UTC().Format(time.RFC3339))
+		v.note("%s", l.gone(v.Node))
 	case dead && (v.Kind == Orphan || v.Kind == Local):
 		v.State, v.Available = Unknown, false
 		v.note("its node has no living preparer, and said last that it was there")

@@ -14,6 +14,7 @@ import (
 type NodeView struct {
 	Name  string `json:"name"`
 	Alive bool   `json:"alive"` // its preparer lives
+	State string `json:"state"` // alive, away, unmanaged or lost
 	Hearing
 	Address        string            `json:"address"`
 	ConsulNode     string            `json:"consul_node"`
@@ -23,7 +24,7 @@ type NodeView struct {
 	Cordoned       bool              `json:"cordoned"`                  // by operators: nothing new is placed
 	Drain          *node.Drain       `json:"drain,omitempty"`           // by operators: its pods are moved away
 	UnmanagedSince *time.Time        `json:"unmanaged_since,omitempty"` // its preparer is gone, its machine is not
-	LostSince      *time.Time        `json:"lost_since,omitempty"`      // its machine is gone
+	LostSince      *time.Time        `json:"lost_since,omitempty"`      // its machine is gone; nothing where no owner of a pod has noted when
 	Capacity       Usage             `json:"capacity"`
 	Used           Usage             `json:"used"`                   // reserved
 	Free           Usage             `json:"free"`                   // of what is limited
@@ -91,14 +92,12 @@ func (v *NodeView) AliveText() string {
 	switch {
 	case v.Silent:
 		return "silent"
-	case v.Alive:
+	case v.State == Alive:
 		return "yes"
-	case v.LostSince != nil:
-		return "lost"
-	case v.UnmanagedSince != nil:
-		return "unmanaged"
-	default:
+	case v.State == Away:
 		return "no"
+	default:
+		return v.State
 	}
 }
 
@@ -165,10 +164,13 @@ func JoinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]nod
 	for _, rec := range recs {
 		view := node.NewView(rec.Value, byName[rec.Value.Name], rec.Session != "")
 		n := NodeView{
-			Name: view.Name, Alive: view.Alive, Address: view.Address, ConsulNode: view.ConsulNode,
+			Name: view.Name, Alive: view.Alive, State: Away, Address: view.Address, ConsulNode: view.ConsulNode,
 			Labels: view.AllLabels(), OperatorLabels: view.Ops.Labels, Open: !scheduler.Ineligible(view, taken[view.Name]), Drain: view.Ops.Drain, Cordoned: view.Ops.Unschedulable,
 			Capacity: capacityOf(view), PortsInUse: view.PortsInUse,
 			Orphans: view.OrphanCount(), Version: view.Version, Isolation: view.Isolation, Anonymous: view.Anonymous, Intents: view.Intents, Shut: view.Shut,
+		}
+		if view.Alive {
+			n.State = Alive
 		}
 		n.Used = usageOf(view, scheduler.UsageOf(view, taken[view.Name]))
 		n.Free = n.Capacity.less(n.Used)
@@ -178,10 +180,11 @@ func JoinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]nod
 	return views
 }
 
-// AddLosses adds what the owners of pods found out about nodes that are not alive.
+// AddLosses adds what is known of nodes that are not alive.
 func AddLosses(views []NodeView, losses Losses) {
 	for i := range views {
-		loss := losses[views[i].Name]
-		views[i].LostSince, views[i].UnmanagedSince = loss.lostSince, loss.unmanagedSince
+		if loss, dead := losses[views[i].Name]; dead {
+			views[i].State, views[i].LostSince, views[i].UnmanagedSince = loss.state, loss.lostSince, loss.unmanagedSince
+		}
 	}
 }

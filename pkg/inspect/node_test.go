@@ -44,7 +44,10 @@ func TestAddLosses(t *testing.T) {
 	rec := func(name, session string) store.Rec[node.Node] {
 		return store.Rec[node.Node]{Value: node.Node{Name: name}, Session: session, Index: 3}
 	}
-	recs := []store.Rec[node.Node]{rec("a", ""), rec("b", ""), rec("c", "s"), rec("d", ""), rec("e", ""), rec("f", ""), rec("g", "")}
+	recs := []store.Rec[node.Node]{rec("a", ""), rec("b", ""), rec("c", "s"), rec("d", ""), rec("e", ""), rec("f", ""), rec("g", ""), rec("h", ""), rec("i", "")}
+	for i := range recs {
+		recs[i].Value.ConsulNode = "machine-" + recs[i].Value.Name
+	}
 	placements := []pod.Placement{
 		{Node: "a", UnmanagedSince: at(7), DeadIndex: 3},
 		{Node: "a", UnmanagedSince: at(5)},
@@ -53,14 +56,18 @@ func TestAddLosses(t *testing.T) {
 		{Node: "c", LostSince: at(9), DeadIndex: 3},
 		{Node: "gone", LostSince: at(9), DeadIndex: 3},
 		{Node: "e", LostSince: at(9), DeadIndex: 2},
+		{Node: "i", UnmanagedSince: at(5), DeadIndex: 3},
 		{Node: "c", Ghosts: []pod.Ghost{
 			{Node: "f", MachineLost: true, DeadIndex: 3, Since: *at(4)}, {Node: "g", DeadIndex: 3}, {Node: "d", MachineLost: true, DeadIndex: 2},
 		}},
 	}
 	views := JoinNodes(recs, nil, nil)
-	AddLosses(views, LossesOf(recs, placements))
-	for i, want := range []string{"unmanaged", "lost", "yes", "no", "no", "lost", "no"} {
-		if got := views[i].AliveText(); got != want {
+	// Consul calls the agents of c, which is held all the same, of h, of which no owner has noted anything, and of i failed.
+	AddLosses(views, LossesOf(recs, placements, map[string]bool{"machine-c": true, "machine-h": true, "machine-i": true}))
+	for i, want := range [][2]string{
+		{"unmanaged", Unmanaged}, {"lost", Lost}, {"yes", Alive}, {"no", Away}, {"no", Away}, {"lost", Lost}, {"no", Away}, {"lost", Lost}, {"lost", Lost},
+	} {
+		if got := [2]string{views[i].AliveText(), views[i].State}; got != want {
 			t.Errorf("%s: %s, want %s", views[i].Name, got, want)
 		}
 	}
@@ -77,16 +84,22 @@ func TestJoinPodsOnDeadNodes(t *testing.T) {
 		return pod.Reality{Identity: id(i), Node: node, State: pod.StateReady, Available: true, Digest: "d"}
 	}
 	since := time.Unix(9, 0)
-	recs := []store.Rec[node.Node]{{Value: node.Node{Name: "lost"}, Index: 3}, {Value: node.Node{Name: "away"}, Index: 4}, {Value: node.Node{Name: "up"}, Session: "s"}}
+	recs := []store.Rec[node.Node]{
+		{Value: node.Node{Name: "lost"}, Index: 3},
+		{Value: node.Node{Name: "away"}, Index: 4},
+		{Value: node.Node{Name: "failed", ConsulNode: "m"}, Index: 5},
+		{Value: node.Node{Name: "up"}, Session: "s"},
+	}
 	placements := []pod.Placement{
 		{Identity: id(0), Node: "up", Digest: "d", RunState: pod.Running, Ghosts: []pod.Ghost{{Node: "lost", MachineLost: true, DeadIndex: 3}}},
 		{Identity: id(1), Node: "lost", Digest: "d", RunState: pod.Running}, // not yet marked
 		{Identity: id(2), Node: "away", Digest: "d", RunState: pod.Running},
+		{Identity: id(9), Node: "failed", Digest: "d", RunState: pod.Running}, // its owner has not noted anything
 		{Identity: id(7), Node: "lost", Digest: "d", RunState: pod.Running, LostSince: &since, DeadIndex: 3},
 	}
 	local, localAway := ready(6, "lost"), ready(8, "away")
 	local.Kind, localAway.Kind = pod.KindLocal, pod.KindLocal
-	realities := []pod.Reality{ready(0, "up"), ready(0, "lost"), ready(1, "lost"), ready(2, "away"), ready(3, "lost"), ready(4, "away"), ready(5, "up"), local, localAway, ready(7, "lost")}
+	realities := []pod.Reality{ready(0, "up"), ready(0, "lost"), ready(1, "lost"), ready(2, "away"), ready(3, "lost"), ready(4, "away"), ready(5, "up"), local, localAway, ready(7, "lost"), ready(9, "failed"), ready(10, "failed")}
 	type seen struct {
 		kind, node, state string
 		available         bool
@@ -101,8 +114,10 @@ func TestJoinPodsOnDeadNodes(t *testing.T) {
 		{Orphan, "away", Unknown, false}: "has no placement; its node has no living preparer",
 		{Orphan, "up", "ready", false}:   "it runs until its rc adopts or stops it",
 		{Local, "lost", Lost, false}:     "is gone since",
+		{Placed, "failed", Lost, false}:  "its node is gone",
+		{Orphan, "failed", Lost, false}:  "has no placement; its node is gone",
 	}
-	views := JoinPods(placements, realities, LossesOf(recs, placements), nil)
+	views := JoinPods(placements, realities, LossesOf(recs, placements, map[string]bool{"m": true}), nil)
 	for _, v := range views {
 		says, ok := want[seen{v.Kind, v.Node, v.State, v.Available}]
 		if !ok || !strings.Contains(v.Message, says) || says == "" && v.Message != "" || strings.Count(v.Message, "gone since") > 1 {

@@ -1,6 +1,8 @@
 package rcctl
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -9,7 +11,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
-	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -19,7 +21,7 @@ func nodesCommand() *cli.Command {
 		UsageText: "rcctl nodes [-l SELECTOR] [-o table|wide|json|yaml]",
 		Description: `ALIVE is no while its preparer does not hold the node's record, and, where the owners of its pods have found out
 more, unmanaged (the preparer is gone, the machine is not: pods count as last reported) or lost (the machine is
-gone). It is silent while Consul takes the preparer for alive, and it has not written as it should: Consul may refuse
+gone: they have noted it, or Consul calls its agent failed). It is silent while Consul takes the preparer for alive, and it has not written as it should: Consul may refuse
 its token. HEARD is how long ago it wrote last. OPEN is yes, cordoned (nothing new is placed) or drained (its pods are moved away, too). SLOTS is
 reserved/offered pods. A label that an operator has set ends with *. CONSUL is open where
 pods may write there without a token, so that they can have any program started, closed where they may not, and shut where the node
@@ -62,14 +64,11 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 		views[i].Hearing = inspect.HearingOf(heard, views[i].Name, views[i].Alive, now)
 	}
 	inspect.AddUntold(views, farms)
-	var badPods []error
-	if slices.ContainsFunc(views, func(v inspect.NodeView) bool { return !v.Alive }) { // else there are no losses
-		var placements []store.Rec[pod.Placement]
-		if placements, badPods, err = s.Pods.List(c.Context, store.Default); err != nil {
-			return err
-		}
-		inspect.AddLosses(views, inspect.LossesOf(recs, values(placements)))
+	losses, badPods, err := s.losses(c.Context, recs)
+	if err != nil {
+		return err
 	}
+	inspect.AddLosses(views, losses)
 	none := none("nodes", c.IsSet("selector"), "start a preparer on each machine")
 	tb := table{
 		header: []string{"NAME", "ALIVE", "HEARD", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "CONSUL", "INTENTS", "VERSION", "LABELS"},
@@ -85,6 +84,23 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 		noteSilent(std, "the preparer of node "+views[i].Name, views[i].Hearing, now)
 	}
 	return err
+}
+
+// losses reads what is known of the nodes whose records nobody holds: that owners of pods have noted, and that Consul knows of their agents. A token that
+// may not read the latter sees what owners have noted.
+func (s *conn) losses(ctx context.Context, nodes []store.Rec[node.Node]) (inspect.Losses, []error, error) {
+	if !slices.ContainsFunc(nodes, func(r store.Rec[node.Node]) bool { return r.Session == "" }) {
+		return nil, nil, nil
+	}
+	placements, corrupt, err := s.Pods.List(ctx, store.Default)
+	if err != nil {
+		return nil, nil, err
+	}
+	failed, err := s.FailedAgents(ctx)
+	if err != nil && !errors.Is(err, store.ErrFiltered) {
+		return nil, nil, err
+	}
+	return inspect.LossesOf(nodes, values(placements), failed), corrupt, nil
 }
 
 // heardText says how long ago that was.

@@ -228,7 +228,10 @@ func (s *conn) podViews(c *cli.Context) (views []inspect.PodView, bad []error, e
 	if err != nil {
 		return nil, nil, err
 	}
-	losses := inspect.LossesOf(nodes, values(placements))
+	losses, _, err := s.losses(c.Context, nodes)
+	if err != nil {
+		return nil, nil, err
+	}
 	views = inspect.FilterPods(inspect.JoinPods(values(placements), values(realities), losses, names), rcID, c.String("node"))
 	views = inspect.Selected(views, selectorOf(c), (*inspect.PodView).LabelSet)
 	inspect.MarkUnreadable(views, badRealities, s.Keys())

@@ -64,6 +64,7 @@ func (k *Keys) Policy(role Role, node, agent string) string {
 		p.add("node_prefix", "", "read")
 	case RoleReader:
 		p.add("key_prefix", k.prefix, "read")
+		p.add("node_prefix", "", "read") // which machines have failed
 	}
 	return p.String()
 }

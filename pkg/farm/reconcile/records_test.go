@@ -174,7 +174,7 @@ func (c *scene) read(t rapid.TB) {
 		recs, ops = append(recs, store.Rec[node.Node]{Value: v.Node, Session: "s"}), append(ops, v.Ops)
 	}
 	inspect.JoinNodes(recs, ops, c.taken)
-	inspect.JoinPods(c.placements, c.realities, inspect.LossesOf(recs, c.placements), map[string]string{"web": "web"})
+	inspect.JoinPods(c.placements, c.realities, inspect.LossesOf(recs, c.placements, nil), map[string]string{"web": "web"})
 	inspect.NewRCView(&c.rc, c.status, nil)
 	inspect.Explain(&inspect.Situation{
 		Now: now, RC: c.rc, Status: c.status, Manifest: m, Placements: c.placements, Realities: reports, Nodes: c.nodes, Taken: c.taken, Epoch: "e",
