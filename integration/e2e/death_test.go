@@ -118,6 +118,9 @@ func lostStaysLost(e *env) {
 		return nil
 	})
 	shown("when the replacement was placed", 1)
+	if text := e.rcctl("", "pod", "describe", "hello-main-0", "--node", victim); !strings.Contains(text, "(its machine is gone)") || !strings.Contains(text, "Reality      unknown, because ") {
+		e.t.Errorf("pod describe says\n%s", text)
+	}
 	e.within(limit, func() error { return e.converged(id, 1) })
 	shown("when the replacement was ready", 1)
 

@@ -31,19 +31,18 @@ type Cause struct {
 
 // Situation is everything that an explanation follows from.
 type Situation struct {
-	Now        time.Time
-	RC         rc.RC
-	Status     *rc.Status
-	Manifest   *manifest.Manifest            // nil: missing or unreadable
-	Groups     map[string]*manifest.Manifest // manifests of groups of their own, by digest; those that cannot be read are not there
-	Placements []pod.Placement
-	Realities  map[store.At]pod.Reality
-	Nodes      map[string]*node.View
-	Taken      map[string]node.Reservation
-	Epoch      string // of the cluster
-	Farms      []store.Member
-	Owner      string         // farm that holds the lock; empty: none
-	Breaker    *store.Breaker // nil: missing or unreadable
+	Now      time.Time
+	RC       rc.RC
+	Status   *rc.Status
+	Manifest *manifest.Manifest            // nil: missing or unreadable
+	Groups   map[string]*manifest.Manifest // manifests of groups of their own, by digest; those that cannot be read are not there
+	Pods
+	Nodes   map[string]*node.View
+	Taken   map[string]node.Reservation
+	Epoch   string // of the cluster
+	Farms   []store.Member
+	Owner   string         // farm that holds the lock; empty: none
+	Breaker *store.Breaker // nil: missing or unreadable
 }
 
 // Explain says why a controller is not converged, and what to do. It is computed without I/O.
@@ -245,7 +244,7 @@ func upgrade(s *Situation) []Cause {
 
 // unblock says what helps where something is blocked: what only another manifest mends is said to need one.
 func unblock(s *Situation) string {
-	if p, r := Failing(s.Placements, s.Realities, s.RC.Digests()); p != nil {
+	if p, r := Failing(&s.Pods, s.RC.Digests()); p != nil {
 		next := "Apply a manifest that works"
 		if severity(&r) <= sick {
 			next += ", or give it more time with progress_deadline"

@@ -29,9 +29,9 @@ func well() *Situation {
 			ObservedGeneration: 3, Desired: 2, Placed: 2, Available: 2, Owner: "f1",
 			Conditions: []rc.Condition{{Type: rc.Converged, True: true}},
 		},
-		Manifest:  &manifest.Manifest{ID: "web", Ports: []manifest.Port{{Name: "http", Port: 80}}},
-		Realities: map[store.At]pod.Reality{},
-		Nodes:     map[string]*node.View{}, Taken: map[string]node.Reservation{},
+		Manifest: &manifest.Manifest{ID: "web", Ports: []manifest.Port{{Name: "http", Port: 80}}},
+		Pods:     Pods{Realities: map[store.At]pod.Reality{}},
+		Nodes:    map[string]*node.View{}, Taken: map[string]node.Reservation{},
 		Farms: []store.Member{{ID: "f1", Address: "127.0.0.1:7460"}}, Owner: "f1", Breaker: &store.Breaker{},
 	}
 	for i, name := range []string{"n1", "n2"} {

@@ -24,6 +24,13 @@ const (
 	Unmanaged = "unmanaged" // and the owner of a pod has noted that its machine is not
 )
 
+// Pods are the pods of a controller, with what their nodes reported last, and what is known of these nodes.
+type Pods struct {
+	Placements []pod.Placement
+	Realities  map[store.At]pod.Reality
+	Losses     Losses
+}
+
 // LossesOf returns what is known of the nodes whose records nobody holds. A machine is lost when the owner of one of its pods has noted so, or when
 // Consul calls its agent failed. What placements say about earlier deaths does not count; zero names no death.
 func LossesOf(recs []store.Rec[node.Node], placements []pod.Placement, failedAgents map[string]bool) Losses {

@@ -249,13 +249,14 @@ const maxPodEvents = 10
 // PodDescription is all that is known of one copy of a pod.
 type PodDescription struct {
 	PodView
-	NodeAlive bool         `json:"node_alive"` // its preparer lives
-	NodeAPI   string       `json:"node_api,omitempty"`
-	ChangedAt *time.Time   `json:"changed_at,omitempty"` // when the farm decided last
-	Ghosts    []pod.Ghost  `json:"ghosts,omitempty"`
-	Intent    *pod.Intent  `json:"intent,omitempty"`  // what the node is told
-	Reality   *pod.Reality `json:"reality,omitempty"` // what the node says
-	Events    []PodEvent   `json:"events"`            // what was done about it, the newest last
+	NodeAlive   bool         `json:"node_alive"` // its preparer lives
+	NodeAPI     string       `json:"node_api,omitempty"`
+	ChangedAt   *time.Time   `json:"changed_at,omitempty"` // when the farm decided last
+	Ghosts      []pod.Ghost  `json:"ghosts,omitempty"`
+	Intent      *pod.Intent  `json:"intent,omitempty"`       // what the node is told
+	Reality     *pod.Reality `json:"reality,omitempty"`      // what the node says
+	LastReality *pod.Reality `json:"last_reality,omitempty"` // what it said last, where that is not believed any more
+	Events      []PodEvent   `json:"events"`                 // what was done about it, the newest last
 }
 
 // PodEvent is one act about a pod.
@@ -294,6 +295,9 @@ func Describe(view *PodView, in *PodRecords) PodDescription {
 	d := PodDescription{PodView: *view, Reality: in.Reality, Events: eventsOf(in.Acts, id)}
 	if in.Node != nil {
 		d.NodeAlive, d.NodeAPI = in.Node.Session != "", in.Node.Value.API
+	}
+	if d.State == Lost || d.State == Unknown {
+		d.Reality, d.LastReality = nil, in.Reality
 	}
 	for _, rec := range in.Placements {
 		if p := rec.Value; p.Identity == id {

@@ -11,7 +11,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
-	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // How many characters a bar has.
@@ -213,13 +212,13 @@ func NewRolloutView(r *rollout.Record) *RolloutView {
 }
 
 // Count takes what is known of a revision's controller and pods in place of what was known of them before.
-func (r *RevisionView) Count(ctrl *rc.RC, placements []pod.Placement, realities map[store.At]pod.Reality) {
+func (r *RevisionView) Count(ctrl *rc.RC, pods *Pods) {
 	r.Desired, r.Pods, r.Available, r.Upgraded, r.Changing = ctrl.Desired(), map[string]int{}, 0, nil, 0
 	upgraded := 0
 	if ctrl.InPlace != nil {
 		r.Upgraded = &upgraded
 	}
-	for _, p := range JoinPods(placements, slices.Collect(maps.Values(realities)), nil, nil) {
+	for _, p := range JoinPods(pods.Placements, slices.Collect(maps.Values(pods.Realities)), pods.Losses, nil) {
 		r.Pods[p.State]++
 		if p.Available {
 			r.Available++

@@ -24,10 +24,11 @@ func aRollout() *RolloutView {
 		Failures:  []rollout.Failure{{RC: "b", PodFailure: rc.PodFailure{Pod: "main.0", Node: "n1", Reason: "exit status 3"}}},
 	})
 	id := func(i int) pod.Identity { return pod.Identity{RCID: "b", Role: "main", Index: i} }
-	v.Revisions[1].Count(&rc.RC{ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &two}}}, []pod.Placement{
-		{Identity: id(0), Node: "n1", Digest: "d", RunState: pod.Running}, {Identity: id(1), Node: "n2", Digest: "d", RunState: pod.Running},
-	}, map[store.At]pod.Reality{
-		{Identity: id(0), Node: "n1"}: {Identity: id(0), Node: "n1", Digest: "d", State: pod.StateReady, Available: true},
+	v.Revisions[1].Count(&rc.RC{ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &two}}}, &Pods{
+		Placements: []pod.Placement{{Identity: id(0), Node: "n1", Digest: "d", RunState: pod.Running}, {Identity: id(1), Node: "n2", Digest: "d", RunState: pod.Running}},
+		Realities: map[store.At]pod.Reality{
+			{Identity: id(0), Node: "n1"}: {Identity: id(0), Node: "n1", Digest: "d", State: pod.StateReady, Available: true},
+		},
 	})
 	return v
 }
@@ -88,7 +89,7 @@ func TestRolloutViewOfOneGroup(t *testing.T) {
 	up.Count(&rc.RC{
 		ManifestDigest: "d", GroupManifests: map[string]string{"read": "new"}, InPlace: &rc.InPlace{From: "d", FromGroups: map[string]string{"read": "old"}, Roles: []string{"read"}, Limit: 2},
 		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &three}, {Role: "read", Count: &three}},
-	}, placed, says)
+	}, &Pods{Placements: placed, Realities: says})
 	if line := up.Line(); !strings.HasPrefix(line, "web-r2 (up): 3 of 6 available; ") || !strings.HasSuffix(line, "; 1 of 2 that change are upgraded and available") {
 		t.Error(line)
 	}

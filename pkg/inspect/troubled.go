@@ -57,6 +57,8 @@ func aboutPod(s *Situation, p *pod.Placement) (c Cause, is bool) {
 			fmt.Sprintf("%s was asked to stop, and node %s, which has no living preparer, cannot confirm it.", name, p.Node),
 			fmt.Sprintf("Start the preparer of %s, or if the machine is gone for good: rcctl pod forget %s --node %s", p.Node, name, p.Node),
 		}, true
+	case s.Losses.lost(p.Node):
+		return Cause{name + " was on node " + p.Node + ", whose machine is gone; its owner has not noted that yet.", "Wait; if it stays so, look at the farms: rcctl farms"}, true
 	case p.UnmanagedSince != nil || !alive:
 		return aboutUnmanaged(s, p, name), true
 	}

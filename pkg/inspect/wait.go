@@ -84,8 +84,8 @@ func MayBeHalted(want *rc.RC, o Observation) bool {
 
 // Halted reports whether the generation that a status is about does not converge without another change: it is blocked, or pods of its
 // manifest crash-loop. Those of the manifest before may, until they are replaced. worst is the pod that keeps it, nil where none does.
-func Halted(o Observation, placements []pod.Placement, realities map[store.At]pod.Reality) (is bool, worst *pod.Placement, says pod.Reality) {
-	worst, says = Failing(placements, realities, o.RC.Digests())
+func Halted(o Observation, pods *Pods) (is bool, worst *pod.Placement, says pod.Reality) {
+	worst, says = Failing(pods, o.RC.Digests())
 	return o.Status.Is(rc.Blocked) || worst != nil && says.State == pod.StateCrashLooping, worst, says
 }
 
@@ -113,12 +113,13 @@ func severity(r *pod.Reality) int {
 	}
 }
 
-// Failing returns the pod that is worst off of those that are to run some manifests and are not available, nil for none.
-func Failing(placements []pod.Placement, realities map[store.At]pod.Reality, digests rc.Digests) (worst *pod.Placement, says pod.Reality) {
-	for i := range placements {
-		p := &placements[i]
-		r, reported := realities[store.At{Identity: p.Identity, Node: p.Node}]
-		if !reported || p.RunState != pod.Running || p.Digest != digests.Of(p.Role) || r.Revision < p.Revision || r.Available && r.Digest == p.Digest {
+// Failing returns the pod that is worst off of those that are to run some manifests and are not available, nil for none. What was on a lost machine fails no
+// more.
+func Failing(pods *Pods, digests rc.Digests) (worst *pod.Placement, says pod.Reality) {
+	for i := range pods.Placements {
+		p := &pods.Placements[i]
+		r, reported := pods.Realities[store.At{Identity: p.Identity, Node: p.Node}]
+		if !reported || pods.Losses.lost(p.Node) || p.RunState != pod.Running || p.Digest != digests.Of(p.Role) || r.Revision < p.Revision || r.Available && r.Digest == p.Digest {
 			continue
 		}
 		if worst == nil || severity(&r) > severity(&says) {

@@ -46,10 +46,12 @@ func TestConverged(t *testing.T) {
 func TestHalted(t *testing.T) {
 	t.Parallel()
 	want := &rc.RC{Generation: 3}
-	pods := func(digest string, state pod.State) ([]pod.Placement, map[store.At]pod.Reality) {
+	pods := func(digest string, state pod.State) *Pods {
 		id := pod.Identity{RCID: "01", Role: "main"}
-		return []pod.Placement{{Identity: id, Node: "n1", Digest: digest, RunState: pod.Running}},
-			map[store.At]pod.Reality{{Identity: id, Node: "n1"}: {Identity: id, Node: "n1", Digest: digest, State: state, Available: state == pod.StateReady}}
+		return &Pods{
+			Placements: []pod.Placement{{Identity: id, Node: "n1", Digest: digest, RunState: pod.Running}},
+			Realities:  map[store.At]pod.Reality{{Identity: id, Node: "n1"}: {Identity: id, Node: "n1", Digest: digest, State: state, Available: state == pod.StateReady}},
+		}
 	}
 	for name, tt := range map[string]struct {
 		o        Observation
@@ -66,8 +68,7 @@ func TestHalted(t *testing.T) {
 		"on its way":                      {seen(3), "d", pod.StateStarting, false, false, true},
 		"blocked before":                  {seen(2, rc.Blocked), "d", pod.StateStarting, false, true, true},
 	} {
-		placements, realities := pods(tt.digest, tt.state)
-		is, worst, _ := Halted(tt.o, placements, realities)
+		is, worst, _ := Halted(tt.o, pods(tt.digest, tt.state))
 		if may := MayBeHalted(want, tt.o); may != tt.may || is != tt.is || (worst != nil) != tt.hasWorst {
 			t.Errorf("%s: may %t, is %t, worst %v", name, may, is, worst)
 		}

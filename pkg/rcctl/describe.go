@@ -92,7 +92,11 @@ func writeDescription(w io.Writer, d *inspect.PodDescription, now time.Time) err
 	} else {
 		out.line("RC", "%s", strings.TrimSpace(d.RCName+" ("+d.RCID+")"))
 	}
-	out.line("Node", "%s (%s)", d.Node, map[bool]string{true: "its preparer lives", false: "no living preparer"}[d.NodeAlive])
+	node := map[bool]string{true: "its preparer lives", false: "no living preparer"}[d.NodeAlive]
+	if d.State == inspect.Lost {
+		node = "its machine is gone"
+	}
+	out.line("Node", "%s (%s)", d.Node, node)
 	out.line("Kind", "%s", d.Kind+map[bool]string{true: ": a service that this node has for itself, and no farm"}[local])
 	out.line("State", "%s%s", d.State, lastsText(now, d.Since))
 	out.line("Available", "%s", yesNo(d.Available))
@@ -123,9 +127,15 @@ func writeDescription(w io.Writer, d *inspect.PodDescription, now time.Time) err
 	default:
 		out.line("Intent", "none: the node is told nothing about it")
 	}
-	if r := d.Reality; r != nil {
-		out.line("Reality", "%s, manifest %s, revision %d", r.State, inspect.Short(r.Digest), r.Revision)
-	} else {
+	report := func(r *pod.Reality) string {
+		return fmt.Sprintf("%s, manifest %s, revision %d", r.State, inspect.Short(r.Digest), r.Revision)
+	}
+	switch {
+	case d.Reality != nil:
+		out.line("Reality", "%s", report(d.Reality))
+	case d.LastReality != nil:
+		out.line("Reality", "unknown, because nothing speaks for the node; before that it was %s", report(d.LastReality))
+	default:
 		out.line("Reality", "none: the node has reported nothing")
 	}
 	if len(d.Events) == 0 {

@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -70,9 +71,11 @@ func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, 
 			sit.Groups[digest] = m
 		}
 	}
-	if sit.Placements, sit.Realities, corrupt, err = s.podsOf(ctx, r.ID); err != nil {
+	pods, corrupt, err := s.podsOf(ctx, r.ID)
+	if err != nil {
 		return nil, nil, err
 	}
+	sit.Pods = *pods
 	state, bad, err := deploy.State(ctx, s.Store)
 	if err != nil {
 		return nil, nil, err
@@ -93,18 +96,25 @@ func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, 
 	return sit, append(corrupt, bad...), nil
 }
 
-// podsOf reads the placements of a controller, and what the nodes where they are report. Records that cannot be read are left out and
-// returned.
-func (s *conn) podsOf(ctx context.Context, id string) (placements []pod.Placement, realities map[store.At]pod.Reality, corrupt []error, err error) {
+// podsOf reads the placements of a controller, what the nodes where they are report, and what is known of these nodes. Records that cannot be read are left out
+// and returned. With an error there is what was read before it.
+func (s *conn) podsOf(ctx context.Context, id string) (pods *inspect.Pods, corrupt []error, err error) {
+	pods = &inspect.Pods{}
 	recs, corrupt, err := s.Pods.List(ctx, store.Default, id)
 	if err != nil {
-		return nil, nil, nil, err
+		return pods, nil, err
 	}
-	placements = values(recs)
-	at := make([]store.At, len(placements))
-	for i := range placements {
-		at[i] = store.At{Identity: placements[i].Identity, Node: placements[i].Node}
+	pods.Placements = values(recs)
+	at := field.Each(pods.Placements, func(p pod.Placement) store.At { return store.At{Identity: p.Identity, Node: p.Node} })
+	reports, bad, err := s.RealitiesAt(ctx, at, false)
+	if err != nil {
+		return pods, corrupt, err
 	}
-	realities, bad, err := s.RealitiesAt(ctx, at, false)
-	return placements, realities, append(corrupt, bad...), err
+	pods.Realities, corrupt = reports, append(corrupt, bad...)
+	nodes, _, err := s.Nodes.List(ctx, store.Default)
+	if err != nil {
+		return pods, corrupt, err
+	}
+	pods.Losses, _, err = s.losses(ctx, nodes)
+	return pods, corrupt, err
 }

@@ -90,15 +90,15 @@ func revisionPods(ctx context.Context, s *conn, v *inspect.RolloutView, r *inspe
 	if err != nil {
 		return err
 	}
-	placements, realities, _, err := s.podsOf(ctx, r.RC)
+	pods, _, err := s.podsOf(ctx, r.RC)
 	if err != nil {
 		return err
 	}
-	r.Count(&rec.Value, placements, realities)
+	r.Count(&rec.Value, pods)
 	if r.Direction != rollout.Up {
 		return nil
 	}
-	worst, says := inspect.Failing(placements, realities, rec.Value.Digests())
+	worst, says := inspect.Failing(pods, rec.Value.Digests())
 	process, wrote := inspect.LastWords(worst, &says)
 	if !wrote {
 		return nil

@@ -106,11 +106,11 @@ func waitConverged(ctx context.Context, std *stdio, s *conn, want rc.RC, limit t
 
 // haltedRC ends a wait when the generation that a status is about is halted. What the pod wrote last is shown.
 func haltedRC(ctx context.Context, std *stdio, s *conn, o inspect.Observation) error {
-	placements, realities, _, err := s.podsOf(ctx, o.RC.ID)
+	pods, _, err := s.podsOf(ctx, o.RC.ID)
 	if err != nil && !o.Status.Is(rc.Blocked) {
 		return nil
 	}
-	is, worst, says := inspect.Halted(o, placements, realities)
+	is, worst, says := inspect.Halted(o, pods)
 	if !is {
 		return nil
 	}

@@ -177,7 +177,7 @@ func (c *scene) read(t rapid.TB) {
 	inspect.JoinPods(c.placements, c.realities, inspect.LossesOf(recs, c.placements, nil), map[string]string{"web": "web"})
 	inspect.NewRCView(&c.rc, c.status, nil)
 	inspect.Explain(&inspect.Situation{
-		Now: now, RC: c.rc, Status: c.status, Manifest: m, Placements: c.placements, Realities: reports, Nodes: c.nodes, Taken: c.taken, Epoch: "e",
+		Now: now, RC: c.rc, Status: c.status, Manifest: m, Pods: inspect.Pods{Placements: c.placements, Realities: reports}, Nodes: c.nodes, Taken: c.taken, Epoch: "e",
 	})
 	told := preparer.IntentSet{Known: true, Intents: map[pod.Identity]pod.Intent{}}
 	for _, in := range c.intents {
