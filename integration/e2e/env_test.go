@@ -51,6 +51,7 @@ var scenarios = map[string]func(*env){
 	"first-pod":         firstPod,
 	"name-prefix":       namePrefix,
 	"breaker":           breaker,
+	"mass-stop-allowed": massStopAllowed,
 	"node-loss":         nodeLoss,
 	"agent-rebooted":    agentRebooted,
 	"lost-stays-lost":   lostStaysLost,
