@@ -20,7 +20,6 @@ import (
 // A reader sees that a machine is lost of which no record says so, because Consul calls its agent failed. A token that may not read that sees the node as no, and
 // no error.
 func TestReaderSeesLostNodes(t *testing.T) {
-	t.Parallel()
 	const management = "6ba7b810-9dad-11d1-80b4-00c04fd430c9"
 	server, err := consultest.Start(fmt.Sprintf(`{"primary_datacenter": "dc1", "acl": {"enabled": true, "default_policy": "deny",
 		"tokens": {"initial_management": %q, "agent": %q}}}`, management, management))
