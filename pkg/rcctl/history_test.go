@@ -62,7 +62,6 @@ const serviceDocument = `{"name": "web", "replicas": 2, "update": {"strategy": "
 
 // After a rollback all commands are about the revision that serves, and none brings the failed one back but its document.
 func TestCommandsAfterARollback(t *testing.T) {
-	t.Parallel()
 	s, prefix := testConn(t)
 	must := func(stdin, want string, args ...string) {
 		t.Helper()
@@ -117,7 +116,6 @@ func endRollout(t *testing.T, s *conn, outcome rollout.State, counts ...int) {
 // After the breaker has tripped, the same command with --allow-mass-stop lets the stops pass that it withholds; where it withholds none, nothing
 // is written.
 func TestAllowingWhatTheBreakerWithholds(t *testing.T) {
-	t.Parallel()
 	s, prefix := testConn(t)
 	document := strings.Replace(serviceDocument, "ARG", "a", 1)
 	must := func(stdin, want string, args ...string) *record.Service {
