@@ -271,7 +271,7 @@ func (j *judged) farmThrough(id string, l *line, commit func(*store.Batch) error
 	}
 	j.t.Cleanup(client.Close)
 	st := store.New(client, j.store.Keys())
-	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: patient, Journal: &simnode.Journal{}}
+	cfg := consul.SessionConfig{Kind: "farm", Name: id, Scope: j.store.Keys().Prefix(), TTL: patient, Journal: &simnode.Journal{}}
 	return j.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			return farm.NewFarm(farm.Config{

@@ -69,12 +69,10 @@ func (w stage) preDeploy() bool {
 		return fail("its node is lost, so nobody knows how it ended, and it does not run twice")
 	case seen != nil && seen.Failed != "":
 		return fail("%s", seen.Failed)
+	case !w.Now().Before(p.Until):
+		return fail("it has not ended within %s", PreDeployTimeout)
 	default:
-		left := w.left(PreDeployTimeout, w.Now().Sub(p.Until.Add(-PreDeployTimeout)))
-		if left <= 0 {
-			return fail("it has not ended within %s", PreDeployTimeout)
-		}
-		w.look(left)
+		w.look(p.Until.Sub(w.Now()))
 		return false
 	}
 	return w.nextStage()

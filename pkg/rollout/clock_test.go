@@ -8,7 +8,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// A clock that is an hour ahead times out no stage and no pre_deploy that this process has not watched for as long.
+// A clock that is an hour ahead times out no stage that this process has not watched for as long.
 func TestAClockThatIsAheadTimesNothingOut(t *testing.T) {
 	t.Parallel()
 	const timeout = time.Minute
@@ -22,18 +22,6 @@ func TestAClockThatIsAheadTimesNothingOut(t *testing.T) {
 		}
 		if left := timeout - watched; !fails && d.Again != left {
 			t.Errorf("stage, watched for %s: looks again after %s, want %s", watched, d.Again, left)
-		}
-	}
-	for watched, fails := range map[time.Duration]bool{0: false, rollout.PreDeployTimeout - time.Second: false, rollout.PreDeployTimeout: true} {
-		rec, obs := staged(rollout.AvailabilityStrategy, rollout.PreDeploying, rollout.Update{Step: 1, Surge: 1}, 4, rev{dir: rollout.Up})
-		rec.PreDeploy = &rollout.PreDeploy{RC: "pre", Name: "web-pre", Until: t0.Add(rollout.PreDeployTimeout)}
-		obs.Now, obs.Watched = t0.Add(time.Hour), &watched
-		d := rollout.Decide(rec, obs)
-		if failed := d.Record.State == rollout.Failed; failed != fails {
-			t.Errorf("pre_deploy, watched for %s: %s %q", watched, d.Record.State, d.Record.Reason)
-		}
-		if left := rollout.PreDeployTimeout - watched; !fails && d.Again != left {
-			t.Errorf("pre_deploy, watched for %s: looks again after %s, want %s", watched, d.Again, left)
 		}
 	}
 }
