@@ -32,7 +32,6 @@ const (
 	maxWord = field.MaxName
 )
 
-const ulidAllowed = "a ULID in lower case, which farms make epochs of"
 
 // texts are the texts of a record, by their fields, with the most bytes that each may take.
 func (n *Node) texts(do func(name string, text *string, most int)) {
