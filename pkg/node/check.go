@@ -32,7 +32,6 @@ const (
 	maxWord = field.MaxName
 )
 
-
 // texts are the texts of a record, by their fields, with the most bytes that each may take.
 func (n *Node) texts(do func(name string, text *string, most int)) {
 	do("host", &n.Host, maxText)

@@ -231,7 +231,7 @@ type Reality struct {
 	// processes end again and again. An operator may, or another version.
 	Hopeless bool `json:"hopeless,omitempty"`
 	// AllEnded: the pod has failed, all its processes have ended, and their restart policy leaves it at that.
-	AllEnded bool `json:"all_ended,omitempty"`
+	AllEnded bool `json:"all_ended,omitempty" feature:"all-ended"`
 	// Restarts is how often the processes of the installed version were started again, all together, since the node started that version:
 	// it begins with zero after a new version and after a stop, not with another preparer. Of a pod that stays crash-looping it is
 	// reported every ten seconds at most (ADR 13).

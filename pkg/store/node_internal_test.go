@@ -75,6 +75,46 @@ func TestWriteRealities(t *testing.T) {
 	}
 }
 
+// A reality says that all its processes have ended where the gate allows it, and leaves it out where it does not.
+func TestRealitiesSayWhatTheGateAllows(t *testing.T) {
+	t.Parallel()
+	st, session, _ := nodeSession(t)
+	w := reports(1)[0]
+	w.Reality.State, w.Reality.Available, w.Reality.AllEnded = pod.StateFailed, false, true
+	written := func() pod.Reality {
+		t.Helper()
+		index, err := session.WriteRealities(t.Context(), w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec, err := session.Reality(t.Context(), w.Reality.Identity)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Index, w.Before = index, rec.Value
+		return rec.Value
+	}
+	write(t, st, consul.Set(st.keys.Gate.Key(), []byte(`{"version":"0.1.0"}`)))
+	session.guard.forget()
+	if _, _, err := session.guard.present(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if r := written(); r.AllEnded || r.State != pod.StateFailed {
+		t.Errorf("written is %+v under an older gate", r)
+	}
+	st.raise(t, feature.Known.Named("all-ended").Since)
+	session.guard.forget()
+	if _, _, err := session.guard.present(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if r := written(); !r.AllEnded {
+		t.Errorf("written is %+v under a gate that allows it", r)
+	}
+	if !w.Reality.AllEnded {
+		t.Error("what was given was changed")
+	}
+}
+
 // All or none: who is refused one has written none.
 func TestWriteRealitiesTogetherOrNot(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -80,7 +81,7 @@ func after(epoch string) (next string, ok bool) {
 		return "", false
 	}
 	entropy := id.Entropy() // within the last millisecond
-	for i := len(entropy) - 1; i >= 0; i-- {
+	for i := range slices.Backward(entropy) {
 		if entropy[i]++; entropy[i] != 0 {
 			_ = id.SetEntropy(entropy) // of the right length
 			return strings.ToLower(id.String()), true

@@ -309,6 +309,7 @@ func (c *scene) addOrphans(name string, orphans []pod.Orphan) {
 
 // fuzz hands whatever is at a key of one kind to all who read it: nobody panics, and nothing is written that its own readers would refuse.
 func fuzz(f *testing.F, kind string) {
+	f.Helper()
 	of := kinds[kind]
 	for _, seed := range append(of.seeds, `{`, `null`, `[]`, `{}`, strings.Repeat(`[`, 99)) {
 		f.Add([]byte(seed))

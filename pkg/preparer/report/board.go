@@ -152,24 +152,17 @@ func (b *Board) Count() (states map[pod.State]int, restarts int) {
 	return states, restarts
 }
 
-// takeSince keeps the time since when a pod is in the state in which Consul has it: it was so before the preparer was restarted.
-func (b *Board) takeSince(stored map[pod.Identity]store.Rec[pod.Reality]) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for id, l := range b.lines {
-		if rec, found := stored[id]; found && l.reality != nil && !l.since && rec.Value.State == l.reality.State {
-			l.reality.Since = rec.Value.Since
-		}
-	}
-}
-
-// due returns what differs from what Consul has.
+// due returns what differs from what Consul has. A pod that was in its state before this process observed it keeps the time since when: the
+// preparer was restarted, and its first look at the pod may come after the list of realities.
 func (b *Board) due(stored map[pod.Identity]store.Rec[pod.Reality]) []pendingWrite {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var writes []pendingWrite
 	for id, l := range b.lines {
 		rec, found := stored[id]
+		if found && l.reality != nil && !l.since && rec.Value.State == l.reality.State {
+			l.reality.Since = rec.Value.Since
+		}
 		switch {
 		case l.erase && !found:
 			l.erased = true

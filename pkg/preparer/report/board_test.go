@@ -51,3 +51,28 @@ func TestForgottenRealitiesAreErased(t *testing.T) {
 		t.Errorf("to be written is %+v; want that the third is erased", due)
 	}
 }
+
+// A preparer that was restarted keeps since when a pod is in its state, also where it looks at the pod after it has listed the realities, and
+// something else about the pod is new.
+func TestSinceOutlivesTheProcess(t *testing.T) {
+	t.Parallel()
+	b, now := NewBoard(), time.Now().UTC()
+	before := pod.Reality{Identity: ident(0), State: pod.StateCrashLooping, Restarts: 3, Since: now.Add(-time.Hour)}
+	stored := map[pod.Identity]store.Rec[pod.Reality]{ident(0): {Value: before}}
+	if due := b.due(stored); len(due) > 0 {
+		t.Errorf("nothing is observed, and to be written is %+v", due)
+	}
+	looping := before
+	looping.Restarts, looping.Since = 4, time.Time{}
+	b.Say(looping, now)
+	if due := b.due(stored); len(due) != 1 || !due[0].reality.Since.Equal(before.Since) || due[0].reality.Restarts != 4 {
+		t.Errorf("to be written is %+v; want the time %s", due, before.Since)
+	}
+	ready := looping
+	ready.State = pod.StateReady
+	b.Say(ready, now)
+	b.Say(looping, now.Add(time.Second))
+	if due := b.due(stored); len(due) != 1 || !due[0].reality.Since.Equal(now.Add(time.Second)) {
+		t.Errorf("to be written is %+v; it was in another state meanwhile", due)
+	}
+}

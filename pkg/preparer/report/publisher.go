@@ -120,7 +120,6 @@ func (pub *Publisher) list(ctx context.Context) error {
 	for _, rec := range recs {
 		pub.stored[rec.Value.Identity] = rec
 	}
-	pub.Board.takeSince(pub.stored)
 	return nil
 }
 
