@@ -55,9 +55,9 @@ func (es *Errors) CheckTime(path string, t time.Time) {
 }
 
 // CheckRange records a mistake unless a number is within its bounds, both included.
-func (es *Errors) CheckRange(path string, n, least, most int64) {
+func CheckRange[N int | int64](errs *Errors, path string, n, least, most N) {
 	if n < least || n > most {
-		es.Add(path, n, fmt.Sprintf("a whole number from %d to %d", least, most))
+		errs.Add(path, n, fmt.Sprintf("a whole number from %d to %d", least, most))
 	}
 }
 

@@ -32,16 +32,16 @@ func TestNamesAreWhatThePatternSays(t *testing.T) {
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	var errs field.Errors
-	errs.CheckRange("n", 1, 1, 3)
-	errs.CheckRange("n", 3, 1, 3)
+	field.CheckRange(&errs, "n", 1, 1, 3)
+	field.CheckRange(&errs, "n", 3, 1, 3)
 	errs.CheckBytes("text", "abc", 3)
 	errs.CheckTime("at", time.Time{})
 	errs.CheckTime("at", time.Date(9998, 12, 31, 23, 59, 59, 0, time.UTC))
 	if err := errs.Err(); err != nil {
 		t.Error(err)
 	}
-	errs.CheckRange("n", 0, 1, 3)
-	errs.CheckRange("n", 4, 1, 3)
+	field.CheckRange(&errs, "n", 0, 1, 3)
+	field.CheckRange(&errs, "n", 4, 1, 3)
 	errs.CheckBytes("text", "abcd", 3)
 	errs.CheckTime("at", time.Date(9999, 12, 31, 23, 59, 59, 0, time.FixedZone("", -12*3600)))
 	errs.CheckTime("at", time.Time{}.Add(-time.Second))

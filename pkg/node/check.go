@@ -53,9 +53,9 @@ func (n *Node) Check() error {
 	errs.CheckName("name", n.Name)
 	n.texts(func(name string, text *string, most int) { errs.CheckBytes(name, *text, most) })
 	errs.CheckLabels("labels", n.Labels, field.MaxLabels)
-	errs.CheckRange("capacity.slots", int64(n.Capacity.Slots), 0, MaxSlots)
-	errs.CheckRange("capacity.cpu", n.Capacity.CPU, 0, MaxCPU)
-	errs.CheckRange("capacity.memory", n.Capacity.Memory, 0, MaxMemory)
+	field.CheckRange(&errs, "capacity.slots", n.Capacity.Slots, 0, MaxSlots)
+	field.CheckRange(&errs, "capacity.cpu", n.Capacity.CPU, 0, MaxCPU)
+	field.CheckRange(&errs, "capacity.memory", n.Capacity.Memory, 0, MaxMemory)
 	if !n.PortRange.valid() {
 		errs.Add("port_range", field.Text(fmt.Sprintf("%d to %d", n.PortRange.Min, n.PortRange.Max)), fmt.Sprintf("two ports from 1 to %d, the first not above the second, or none", field.MaxPort))
 	}
@@ -69,14 +69,14 @@ func (n *Node) Check() error {
 	if len(n.Orphans) > MaxOrphans {
 		errs.Add("orphans", field.Text(fmt.Sprintf("%d entries", len(n.Orphans))), fmt.Sprintf("0 to %d entries", MaxOrphans))
 	}
-	errs.CheckRange("orphans_left_out", int64(n.OrphansLeftOut), 0, math.MaxInt32)
+	field.CheckRange(&errs, "orphans_left_out", n.OrphansLeftOut, 0, math.MaxInt32)
 	return errs.Err()
 }
 
 func (p *OrphanPages) check(errs *field.Errors) {
 	errs.CheckBytes("orphan_pages.edition", p.Edition, maxWord)
-	errs.CheckRange("orphan_pages.count", int64(p.Count), 0, MaxOrphanPages)
-	errs.CheckRange("orphan_pages.orphans", int64(p.Orphans), 0, MaxOrphans)
+	field.CheckRange(errs, "orphan_pages.count", p.Count, 0, MaxOrphanPages)
+	field.CheckRange(errs, "orphan_pages.orphans", p.Orphans, 0, MaxOrphans)
 }
 
 func (r PortRange) valid() bool {
@@ -176,7 +176,7 @@ func (p *OrphanPage) UnmarshalJSON(data []byte) error {
 func (p *OrphanPage) Check() error {
 	var errs field.Errors
 	errs.CheckName("node", p.Node)
-	errs.CheckRange("page", int64(p.Page), 0, MaxOrphanPages-1)
+	field.CheckRange(&errs, "page", p.Page, 0, MaxOrphanPages-1)
 	errs.CheckBytes("edition", p.Edition, maxWord)
 	errs.CheckBytes("nonce", p.Epoch, maxWord)
 	if n := len(p.Orphans) + len(p.Refused); n > MaxOrphans {
@@ -225,8 +225,8 @@ func (h *Claim) check(errs *field.Errors, key string) {
 			errs.Add(path+"."+key, h.Pod.String(), "the pod that the key names")
 		}
 	}
-	errs.CheckRange("cpu", h.CPU, 0, field.MaxPodCPU)
-	errs.CheckRange("memory", h.Memory, 0, field.MaxPodMemory)
+	field.CheckRange(errs, "cpu", h.CPU, 0, field.MaxPodCPU)
+	field.CheckRange(errs, "memory", h.Memory, 0, field.MaxPodMemory)
 	if !inOrder(h.Ports) || len(h.Ports) > MaxClaimPorts {
 		errs.Add("ports", field.Text(fmt.Sprintf("%d numbers", len(h.Ports))), fmt.Sprintf("at most %d different numbers from 1 to %d, the lowest first", MaxClaimPorts, field.MaxPort))
 	}

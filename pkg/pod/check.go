@@ -37,7 +37,7 @@ const (
 func (id *Identity) check(errs *field.Errors) {
 	errs.CheckName("rc_id", id.RCID)
 	errs.CheckName("role", id.Role)
-	errs.CheckRange("index", int64(id.Index), 0, MaxIndex)
+	field.CheckRange(errs, "index", id.Index, 0, MaxIndex)
 }
 
 // Check reports why no pod can have this identity.
@@ -53,7 +53,7 @@ func (p *Placement) Check() error {
 	p.Identity.check(&errs)
 	errs.CheckName("node", p.Node)
 	checkRun(&errs, "run_state", p.RunState, p.PodID, p.Digest)
-	errs.CheckRange("revision", p.Revision, 1, MaxRevision)
+	field.CheckRange(&errs, "revision", p.Revision, 1, MaxRevision)
 	checkContent(&errs, p.Labels, p.Ports, p.Replicas, p.Epoch)
 	for _, digest := range p.MayRun {
 		if digest != "" {
@@ -71,13 +71,13 @@ func (p *Placement) Check() error {
 	}
 	checkTimes(&errs, times{{"stopping_since", p.StoppingSince}, {"lost_since", p.LostSince}, {"unmanaged_since", p.UnmanagedSince}})
 	errs.CheckTime("changed_at", p.ChangedAt)
-	errs.CheckRange("adopted_at_generation", p.AdoptedAtGeneration, 0, math.MaxInt64)
+	field.CheckRange(&errs, "adopted_at_generation", p.AdoptedAtGeneration, 0, math.MaxInt64)
 	return errs.Err()
 }
 
 func (g *Ghost) check(errs *field.Errors) {
 	errs.CheckName("ghosts.node", g.Node)
-	errs.CheckRange("ghosts.revision", g.Revision, 0, MaxRevision)
+	field.CheckRange(errs, "ghosts.revision", g.Revision, 0, MaxRevision)
 	errs.CheckTime("ghosts.since", g.Since)
 	errs.CheckPorts("ghosts.ports", g.Ports)
 }
@@ -122,7 +122,7 @@ func checkDigest(errs *field.Errors, path, digest string) {
 func checkContent(errs *field.Errors, labels map[string]string, ports map[string]int, replicas int, epoch string) {
 	errs.CheckLabels("labels", labels, MaxLabels)
 	errs.CheckPorts("ports", ports)
-	errs.CheckRange("replicas", int64(replicas), 0, math.MaxInt32) // as many as nodes, where each has one
+	field.CheckRange(errs, "replicas", replicas, 0, math.MaxInt32) // as many as nodes, where each has one
 	errs.CheckBytes("epoch", epoch, maxWord)
 }
 
@@ -131,7 +131,7 @@ func (in *Intent) Check() error {
 	var errs field.Errors
 	in.Identity.check(&errs)
 	checkRun(&errs, "state", in.State, in.PodID, in.Digest)
-	errs.CheckRange("revision", in.Revision, 1, MaxRevision)
+	field.CheckRange(&errs, "revision", in.Revision, 1, MaxRevision)
 	checkContent(&errs, in.Labels, in.Ports, in.Replicas, in.Epoch)
 	return errs.Err()
 }
@@ -146,15 +146,15 @@ func (r *Reality) Check() error {
 	if r.Digest != "" {
 		checkDigest(&errs, "digest", r.Digest)
 	}
-	errs.CheckRange("revision", r.Revision, 0, math.MaxInt64) // which of them are believed is for who was told them to say
+	field.CheckRange(&errs, "revision", r.Revision, 0, math.MaxInt64) // which of them are believed is for who was told them to say
 	if r.State == "" {
 		errs.Missing("state", fmt.Sprintf("a word of at most %d bytes, such as %s or %s", maxWord, StateReady, StateStopped))
 	}
 	errs.CheckBytes("state", string(r.State), maxWord)
-	errs.CheckRange("restarts", int64(r.Restarts), 0, MaxRestarts)
+	field.CheckRange(&errs, "restarts", r.Restarts, 0, MaxRestarts)
 	if e := r.LastExit; e != nil {
 		errs.CheckBytes("last_exit.launchable", e.Launchable, maxWord)
-		errs.CheckRange("last_exit.code", int64(e.Code), math.MinInt32, math.MaxInt32)
+		field.CheckRange(&errs, "last_exit.code", e.Code, math.MinInt32, math.MaxInt32)
 		errs.CheckBytes("last_exit.signal", e.Signal, maxWord)
 		errs.CheckTime("last_exit.at", e.At)
 	}
@@ -210,10 +210,10 @@ func (o *Orphan) Check() error {
 	o.Identity.check(&errs)
 	errs.CheckName("pod_id", o.PodID)
 	checkDigest(&errs, "digest", o.Digest)
-	errs.CheckRange("revision", o.Revision, 0, math.MaxInt64) // which of them are believed is for who was told them to say
+	field.CheckRange(&errs, "revision", o.Revision, 0, math.MaxInt64) // which of them are believed is for who was told them to say
 	errs.CheckPorts("ports", o.Ports)
-	errs.CheckRange("cpu", o.CPU, 0, field.MaxPodCPU)
-	errs.CheckRange("memory", o.Memory, 0, field.MaxPodMemory)
+	field.CheckRange(&errs, "cpu", o.CPU, 0, field.MaxPodCPU)
+	field.CheckRange(&errs, "memory", o.Memory, 0, field.MaxPodMemory)
 	errs.CheckBytes("reason", o.Reason, maxWord)
 	return errs.Err()
 }

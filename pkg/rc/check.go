@@ -71,16 +71,16 @@ func CheckGroups(groups []ReplicaGroup) error {
 
 // checkCounters records what only rcfarm counts, and cannot have counted so far.
 func (r *RC) checkCounters(errs *field.Errors) {
-	CheckRange(errs, "generation", r.Generation, 0, MaxGeneration)
-	CheckRange(errs, "toggled", r.Toggled, 0, MaxGeneration)
-	CheckRange(errs, "allow_mass_stop", r.AllowMassStop, 0, MaxGeneration)
+	field.CheckRange(errs, "generation", r.Generation, 0, MaxGeneration)
+	field.CheckRange(errs, "toggled", r.Toggled, 0, MaxGeneration)
+	field.CheckRange(errs, "allow_mass_stop", r.AllowMassStop, 0, MaxGeneration)
 	if r.InPlace != nil {
-		CheckRange(errs, "in_place.limit", r.InPlace.Limit, 0, MaxReplicas)
+		field.CheckRange(errs, "in_place.limit", r.InPlace.Limit, 0, MaxReplicas)
 	}
 	if s := r.Service; s != nil {
-		CheckRange(errs, "service.revision", s.Revision, 0, MaxGeneration)
-		CheckRange(errs, "service.min", s.Min, 0, MaxReplicas)
-		CheckRange(errs, "service.max", s.Max, 0, MaxPods)
+		field.CheckRange(errs, "service.revision", s.Revision, 0, MaxGeneration)
+		field.CheckRange(errs, "service.min", s.Min, 0, MaxReplicas)
+		field.CheckRange(errs, "service.max", s.Max, 0, MaxPods)
 		seen := map[string]bool{"": true, r.ID: true}
 		for i, id := range s.Companions {
 			if seen[id] || strings.Contains(id, "/") {
@@ -88,13 +88,6 @@ func (r *RC) checkCounters(errs *field.Errors) {
 			}
 			seen[id] = true
 		}
-	}
-}
-
-// CheckRange records a number of a record that is not within bounds.
-func CheckRange[N int | int64](errs *field.Errors, path string, n, least, most N) {
-	if n < least || n > most {
-		errs.Add(path, n, fmt.Sprintf("a whole number from %d to %d", least, most))
 	}
 }
 
@@ -106,10 +99,10 @@ func (s *Status) Check() error {
 		"ghosts": s.Ghosts, "stopping_lost": s.StoppingLost, "unmanaged_available": s.UnmanagedAvailable,
 		"updated": s.Updated, "updated_available": s.UpdatedAvailable, "standing_by": s.StandingBy,
 	} {
-		CheckRange(&errs, path, n, 0, MaxPods)
+		field.CheckRange(&errs, path, n, 0, MaxPods)
 	}
-	CheckRange(&errs, "observed_generation", s.ObservedGeneration, 0, MaxGeneration)
-	CheckRange(&errs, "mass_stop_used", s.MassStopUsed, 0, MaxGeneration)
+	field.CheckRange(&errs, "observed_generation", s.ObservedGeneration, 0, MaxGeneration)
+	field.CheckRange(&errs, "mass_stop_used", s.MassStopUsed, 0, MaxGeneration)
 	if n := len(s.Failing); n > MaxFailing {
 		errs.Add("failing", field.Text(fmt.Sprintf("%d pods", n)), fmt.Sprintf("at most %d pods", MaxFailing))
 	}

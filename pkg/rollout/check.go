@@ -50,12 +50,12 @@ func (r *Record) Check() error {
 	}
 	errs := r.Update.validate()
 	errs.Nest("knobs", r.Knobs.Validate())
-	rc.CheckRange(&errs, "stage", r.Stage, 0, rc.MaxPods)
-	rc.CheckRange(&errs, "stages", r.Stages, 0, rc.MaxPods)
-	rc.CheckRange(&errs, "progress", r.Progress, -rc.MaxPods, rc.MaxPods)
+	field.CheckRange(&errs, "stage", r.Stage, 0, rc.MaxPods)
+	field.CheckRange(&errs, "stages", r.Stages, 0, rc.MaxPods)
+	field.CheckRange(&errs, "progress", r.Progress, -rc.MaxPods, rc.MaxPods)
 	if g := r.Gate; g != nil {
-		rc.CheckRange(&errs, "gate.index", g.Index, 0, rc.MaxPods)
-		rc.CheckRange(&errs, "gate.tries", g.Tries, 0, MaxGateRetries+1)
+		field.CheckRange(&errs, "gate.index", g.Index, 0, rc.MaxPods)
+		field.CheckRange(&errs, "gate.tries", g.Tries, 0, MaxGateRetries+1)
 	}
 	return errs.Err()
 }
@@ -107,7 +107,7 @@ func (v *Revision) checkBounds(most int) error {
 	var errs field.Errors
 	check := func(path string, n *int) {
 		if n != nil {
-			rc.CheckRange(&errs, path, *n, 0, most)
+			field.CheckRange(&errs, path, *n, 0, most)
 		}
 	}
 	check("target", v.Target)
@@ -123,7 +123,7 @@ func (v *Revision) checkBounds(most int) error {
 // validate records numbers that no knobs give.
 func (u *Update) validate() field.Errors {
 	var errs field.Errors
-	rc.CheckRange(&errs, "ratio", u.Ratio, 0, 100)
+	field.CheckRange(&errs, "ratio", u.Ratio, 0, 100)
 	for _, n := range []struct {
 		name    string
 		n, most int
@@ -135,7 +135,7 @@ func (u *Update) validate() field.Errors {
 		{"first", u.First, rc.MaxReplicas},
 		{"canary_pods", u.CanaryPods, rc.MaxReplicas},
 	} {
-		rc.CheckRange(&errs, n.name, n.n, 0, n.most)
+		field.CheckRange(&errs, n.name, n.n, 0, n.most)
 	}
 	field.CheckWait(&errs, "stage_timeout", &u.StageTimeout)
 	field.CheckWait(&errs, "delay", &u.Delay)

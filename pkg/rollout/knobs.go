@@ -210,10 +210,10 @@ func (k *Knobs) Validate() field.Errors {
 	k.MaxSurge.check(&errs, "max_surge", 0)
 	k.MaxUnavailable.check(&errs, "max_unavailable", 0)
 	if k.MinAvailable != nil {
-		rc.CheckRange(&errs, "min_available", *k.MinAvailable, 0, rc.MaxReplicas)
+		field.CheckRange(&errs, "min_available", *k.MinAvailable, 0, rc.MaxReplicas)
 	}
 	if k.RevisionHistory != nil {
-		rc.CheckRange(&errs, "revision_history", *k.RevisionHistory, 0, MaxRevisionHistory)
+		field.CheckRange(&errs, "revision_history", *k.RevisionHistory, 0, MaxRevisionHistory)
 	}
 	for _, d := range []struct {
 		name string
@@ -222,7 +222,7 @@ func (k *Knobs) Validate() field.Errors {
 		field.CheckWait(&errs, d.name, d.wait)
 	}
 	if k.Canary != nil {
-		rc.CheckRange(&errs, "canary.pods", k.Canary.Pods, 1, rc.MaxReplicas)
+		field.CheckRange(&errs, "canary.pods", k.Canary.Pods, 1, rc.MaxReplicas)
 	}
 	k.Gates.validate(&errs)
 	return errs
@@ -240,7 +240,7 @@ func (g *Gates) validate(errs *field.Errors) {
 				errs.Add(path+".timeout", field.Text(time.Duration(*h.Timeout).String()), `a length of time, more than zero, such as "10s"`)
 			}
 			if h.Retries != nil {
-				rc.CheckRange(errs, path+".retries", *h.Retries, 0, MaxGateRetries)
+				field.CheckRange(errs, path+".retries", *h.Retries, 0, MaxGateRetries)
 			}
 		}
 	}

@@ -45,7 +45,7 @@ func (m *Member) Check() error {
 func (g *Gone) Check() error {
 	var errs field.Errors
 	for name, d := range g.Nodes {
-		rc.CheckRange(&errs, "nodes."+name+".seen_ms", d.SeenMS, 0, MaxSeenMS)
+		field.CheckRange(&errs, "nodes."+name+".seen_ms", d.SeenMS, 0, MaxSeenMS)
 	}
 	return errs.Err()
 }

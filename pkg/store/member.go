@@ -66,7 +66,7 @@ func (h *Heard) Check() error {
 		errs.Add("every_seconds", h.EverySeconds, fmt.Sprintf("a number from 0 to %.0f", maxEvery.Seconds()))
 	}
 	if u := h.Untold; u != nil {
-		errs.CheckRange("untold.count", int64(u.Count), 0, math.MaxInt32)
+		field.CheckRange(&errs, "untold.count", u.Count, 0, math.MaxInt32)
 		if len(u.Nodes) > MaxUntold {
 			errs.Add("untold.nodes", field.Text(fmt.Sprintf("%d entries", len(u.Nodes))), fmt.Sprintf("0 to %d entries", MaxUntold))
 		}

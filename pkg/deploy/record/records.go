@@ -41,7 +41,7 @@ func (d *Deployed) Check() error {
 // checkStored reports numbers of a stored document that no document may have.
 func checkStored(revision int64, s *ServiceSpec) error {
 	var errs field.Errors
-	rc.CheckRange(&errs, "revision", revision, 1, rc.MaxGeneration)
+	field.CheckRange(&errs, "revision", revision, 1, rc.MaxGeneration)
 	errs.Nest("spec", s.validateLimits())
 	return errs.Err()
 }
