@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build curl test uptimes race e2e faults bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema reference lint fmt clean ALWAYS
+.PHONY: help build curl test uptimes race e2e faults blind bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema reference lint fmt clean ALWAYS
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
@@ -77,6 +77,9 @@ e2e: build bin/consul curl ## the end-to-end scenarios; RUN=name for one, such a
 faults: build bin/consul ## kill -9 a preparer at FAULTS=200 random steps (SEED=n); set the machine's clock and back
 	FAULTS=$(FAULTS) SEED=$(SEED) $(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestKilledAnywhere$$' ./pkg/preparer
 	$(GO) test -count=1 -v -timeout $(TESTTIME) -tags clockjump -run '^TestScenario/^clock-jump$$' ./integration/e2e
+
+blind: build bin/consul ## farms and a preparer that do not see Consul until it has forgotten deletions; 21 minutes
+	$(GO) test -count=1 -v -timeout 40m -tags blindfarm -run '^TestScenario/^blind-farm$$' ./integration/e2e
 
 bench: build bin/consul ## measure against the goals, table and bin/bench.json; BENCH=name or name/part for one
 	$(GO) build -trimpath -o bin/bench ./integration/bench
