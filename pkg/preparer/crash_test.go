@@ -3,6 +3,7 @@ package preparer_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 )
 
 // A pod that ends again and again is crash-looping, through a restart of the preparer, until it has run for ten seconds. It is
@@ -53,8 +55,16 @@ func TestMinReadyGoesOn(t *testing.T) {
 	b := newBench(t)
 	a := b.start()
 	m := b.sleeper("1")
-	hour := field.Duration(time.Hour)
-	m.MinReady = &hour
+	const asked, gone = 30 * time.Second, 20 * time.Second
+	minReady := field.Duration(asked)
+	m.MinReady = &minReady
+	b.eventually(func() error { // on a machine that has just been started
+		now, err := proc.Now()
+		if err == nil && now.Up <= gone {
+			err = fmt.Errorf("the machine is up for %s", now.Up)
+		}
+		return err
+	})
 	digest := b.upload(m)
 	b.tell(intent(0, digest, pod.Running, 10))
 	b.awaitState(0, pod.StateRunning, 10, "")
@@ -75,7 +85,7 @@ func TestMinReadyGoesOn(t *testing.T) {
 	if r, _, err := b.reality(0); err != nil || r.Available {
 		t.Errorf("before its time: %+v, %v", r, err)
 	}
-	rec.Counting.Since.Up = max(1, rec.Counting.Since.Up-time.Hour)
+	rec.Counting.Since.Up -= gone
 	data, err := json.Marshal(rec)
 	if err == nil {
 		err = os.WriteFile(file, data, 0o600)
@@ -83,7 +93,11 @@ func TestMinReadyGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	restarted := time.Now()
 	b.start()
 	b.awaitReady(0, digest, 10)
+	if took := time.Since(restarted); took >= asked {
+		t.Errorf("available %s after the restart, as if the count had begun anew", took)
+	}
 	b.mustKeepPID(0, pid)
 }
