@@ -25,7 +25,7 @@ const (
 // blindFarm: a farm is stopped, and another farm and a preparer are without Consul, until Consul has forgotten what was deleted meanwhile. The records
 // are fewer then, and the index of their keys is lower than the last one that these daemons saw. Nothing is taken for a store that went back in time.
 func blindFarm(e *env) {
-	e.startConsul("")
+	e.startConsul(`{"limits": {"http_max_conns_per_client": 1000}}`) // all of it is on one machine
 	farmsConsul, nodesConsul := newProxy(e.t, e.consul.Addr), newProxy(e.t, e.consul.Addr)
 	stopped := e.farm("f1", "")
 	cut := e.farm("f2", farmsConsul.addr)
@@ -106,7 +106,7 @@ func blindFarm(e *env) {
 // index returns the index of all keys below a part of the prefix, which it waits ten seconds for if it still is the other one.
 func (e *env) index(part string, other int) int {
 	e.t.Helper()
-	url := fmt.Sprintf("http://%s/v1/kv/%s%s?keys&consistent&wait=10s&index=%d", e.consul.Addr, store.DefaultPrefix, part, other)
+	url := fmt.Sprintf("http://%s/v1/kv/%s%s?keys&wait=10s&index=%d", e.consul.Addr, store.DefaultPrefix, part, other)
 	req, err := http.NewRequestWithContext(e.t.Context(), http.MethodGet, url, nil)
 	if err != nil {
 		e.t.Fatal(err)
@@ -118,7 +118,7 @@ func (e *env) index(part string, other int) int {
 	defer resp.Body.Close()
 	index, err := strconv.Atoi(resp.Header.Get("X-Consul-Index"))
 	if err != nil {
-		e.t.Fatal(err)
+		e.t.Fatalf("%s: status %s, %v", url, resp.Status, err)
 	}
 	return index
 }
