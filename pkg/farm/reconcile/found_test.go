@@ -1,6 +1,7 @@
 package reconcile_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -64,6 +65,42 @@ func TestAStopThatOnlyTheNodeRemembersIsConfirmed(t *testing.T) {
 	ch := only(t, s, reconcile.Remove)
 	if ch.Placement != nil || len(ch.Intents) != 1 || ch.Intents[0].Intent != nil || len(ch.Reserve) != 1 || ch.Reserve[0].Claim != nil {
 		t.Errorf("the change is %+v", ch)
+	}
+}
+
+// The report that confirms a stop may be older than the store: the node runs the pod, and says so a moment after the look. So where the record does
+// not know of the stop, or the store went back, the change depends on the report as it was read. A stop of this record needs no more than the record.
+func TestAStopIsForgottenOnlyAsReported(t *testing.T) {
+	t.Parallel()
+	stopped := func(placed pod.RunState, revision int64) *reconcile.Snapshot {
+		return onNodes(1, aPod(placed, 5, "m1", &pod.Reality{Digest: "m1", Revision: revision, State: pod.StateStopped}))
+	}
+	left := func(ghost pod.Ghost) *reconcile.Snapshot {
+		s := onNodes(2, aPod(pod.Running, 5, "m1", &pod.Reality{Digest: "m1", Revision: 5, State: pod.StateReady, Available: true}))
+		p := &s.Pods[0]
+		p.Placement.Ghosts = []pod.Ghost{ghost}
+		p.Ghosts = map[string]*pod.Reality{ghost.Node: {Identity: p.Identity, Node: ghost.Node, Digest: "m1", Revision: 9, State: pod.StateStopped}}
+		return s
+	}
+	for name, c := range map[string]struct {
+		s    *reconcile.Snapshot
+		back bool
+		want []string
+	}{
+		"a stop that was asked for":                       {stopped(pod.Stopped, 5), false, nil},
+		"a stop that was asked for, the store went back":  {stopped(pod.Stopped, 5), true, []string{"n0"}},
+		"a stop that only the node knows":                 {stopped(pod.Running, 6), false, []string{"n0"}},
+		"a former copy":                                   {left(pod.Ghost{Node: "n1", Revision: 4}), false, nil},
+		"a former copy, the store went back":              {left(pod.Ghost{Node: "n1", Revision: 4}), true, []string{"n1"}},
+		"a former copy that only its node knows has gone": {left(pod.Ghost{Node: "n1"}), false, []string{"n1"}},
+	} {
+		c.s.WentBack, c.s.Epoch = c.back, "e1"
+		for _, v := range c.s.Nodes {
+			v.Epoch = c.s.Epoch
+		}
+		if ch := only(t, c.s, reconcile.Remove); !slices.Equal(ch.NeedsReports, c.want) {
+			t.Errorf("%s: %s depends on the reports of %v, want %v", name, &ch, ch.NeedsReports, c.want)
+		}
 	}
 }
 

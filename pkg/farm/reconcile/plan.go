@@ -65,7 +65,7 @@ type Change struct {
 	// Takes: the pod counts as available and does not any more.
 	Takes bool
 	// NeedsReports are nodes whose realities of the pod must be as they were read: one that makes it count while another copy
-	// stops, or those that show that it does not count.
+	// stops, those that show that it does not count, or those that confirm a stop which the record does not know of.
 	NeedsReports []string
 	// NeedsDead: these nodes' preparers are taken to be dead, so none may have come back meanwhile. Each is named once.
 	NeedsDead []DeadNode
