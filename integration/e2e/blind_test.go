@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -74,7 +75,7 @@ func blindFarm(e *env) {
 	farmsConsul.away(false)
 	nodesConsul.away(false)
 	e.members("f1", "f2", "f3")
-	e.within(limit, func() error { return e.nodeIs("n3", "yes", "ready") })
+	e.within(limit, func() error { return e.nodeIs("n3", "yes", inspect.Alive) })
 
 	e.deployed(web{replicas: 2, version: "2"})
 	e.scaledTo("hello", 4)

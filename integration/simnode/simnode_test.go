@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -67,7 +68,7 @@ func (r *rig) tell(revision int64) {
 // tellIn writes an intent of an epoch.
 func (r *rig) tellIn(epoch string, revision int64) {
 	r.t.Helper()
-	in := fmt.Sprintf(`{"rc_id":"web","role":"main","index":0,"pod_id":"p","digest":"d","state":"running","revision":%d,"epoch":%q}`, revision, epoch)
+	in := fmt.Sprintf(`{"rc_id":"web","role":"main","index":0,"pod_id":"p","digest":"%s","state":"running","revision":%d,"epoch":%q}`, strings.Repeat("d", 64), revision, epoch)
 	if _, err := r.client.Commit(r.t.Context(), []consul.Op{consul.Set(r.Store.Keys().Intents.Key("n1", web.String()), []byte(in))}); err != nil {
 		r.t.Fatal(err)
 	}
