@@ -57,7 +57,7 @@ func hostilePod(e *env) {
 	e.besieged(n1, filepath.Join(dir, "homes", name, "told"))
 	log := filepath.Join(dir, "logs", name, "web.log")
 	e.awaitMischief(log)
-	e.cut(log)
+	e.takesNoRoom(log)
 	neighbour := filepath.Join(dir, "logs", e.rcIDs["hello"]+".main.0", "web.log")
 	e.writeLog(neighbour, 12<<20)
 	e.cut(neighbour)
@@ -137,6 +137,21 @@ func (e *env) awaitMischief(log string) {
 		}
 		if all := strings.Join(texts, ""); !strings.Contains(all, "mischief done") && !strings.Contains(all, "stretching") {
 			return fmt.Errorf("its logs say %q", all)
+		}
+		return nil
+	})
+}
+
+// takesNoRoom waits until a log that its program stretches is longer than any disk, and takes next to none.
+func (e *env) takesNoRoom(log string) {
+	e.t.Helper()
+	e.within(limit, func() error {
+		info, err := os.Stat(log)
+		if err != nil {
+			return err
+		}
+		if room := info.Sys().(*syscall.Stat_t).Blocks * 512; info.Size() < 1<<40 || room > 20<<20 {
+			return fmt.Errorf("the log has %d bytes, and takes %d", info.Size(), room)
 		}
 		return nil
 	})

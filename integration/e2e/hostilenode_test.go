@@ -162,7 +162,7 @@ func hostileNode(e *env) {
 		deed.does(h)
 		e.scaledTo("hello", 3-i%2)
 		e.scaledTo("other", 1+i%2)
-		e.rcctl("", "nodes")
+		e.listsNodes()
 		if after := e.farmSessions(); fmt.Sprint(after) != fmt.Sprint(before) {
 			e.t.Fatalf("%s: farms have begun again: %v, before %v", deed.name, after, before)
 		}
@@ -173,6 +173,20 @@ func hostileNode(e *env) {
 		}
 	}
 	e.deployed(web{replicas: 2, version: "2", update: "step: 1"})
+}
+
+// listsNodes fails the scenario unless rcctl nodes shows the other nodes. Where it cannot read a record it says which, and what helps.
+func (e *env) listsNodes() {
+	e.t.Helper()
+	out, err := e.tryRcctl("", "nodes")
+	for _, name := range []string{"n1", "n2", "n3"} {
+		if !strings.Contains(out, "\n"+name+" ") {
+			e.t.Errorf("rcctl nodes does not show %s: %v", name, err)
+		}
+	}
+	if err != nil && !(strings.Contains(out, "unreadable record "+e.store.Keys().Nodes.Key("n9")) && strings.Contains(out, "next: ")) {
+		e.t.Error(err)
+	}
 }
 
 // scaledTo scales a controller and waits until so many of its pods are there, and no more. Copies that only the hostile node says it has do not count.
