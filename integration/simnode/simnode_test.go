@@ -65,10 +65,13 @@ func (r *rig) tell(revision int64) {
 	r.tellIn("", revision)
 }
 
+// someDigest is that of the pod's manifest.
+var someDigest = strings.Repeat("d", 64)
+
 // tellIn writes an intent of an epoch.
 func (r *rig) tellIn(epoch string, revision int64) {
 	r.t.Helper()
-	in := fmt.Sprintf(`{"rc_id":"web","role":"main","index":0,"pod_id":"p","digest":"%s","state":"running","revision":%d,"epoch":%q}`, strings.Repeat("d", 64), revision, epoch)
+	in := fmt.Sprintf(`{"rc_id":"web","role":"main","index":0,"pod_id":"p","digest":"%s","state":"running","revision":%d,"epoch":%q}`, someDigest, revision, epoch)
 	if _, err := r.client.Commit(r.t.Context(), []consul.Op{consul.Set(r.Store.Keys().Intents.Key("n1", web.String()), []byte(in))}); err != nil {
 		r.t.Fatal(err)
 	}
@@ -114,7 +117,7 @@ func TestPodsThatStopByThemselves(t *testing.T) {
 	r := newRig(t)
 	const after = 200 * time.Millisecond
 	stopped := make(chan time.Duration, 10)
-	r.StopsAfter = func(digest string) (time.Duration, bool) { return after, digest == "d" }
+	r.StopsAfter = func(digest string) (time.Duration, bool) { return after, digest == someDigest }
 	r.OnStopped = func(in pod.Intent, silent time.Time) {
 		if in.Revision != 5 {
 			t.Errorf("stopped %+v", in)
