@@ -27,18 +27,21 @@ func (c departures) confirmStops() {
 			}
 			ch.Intents = append(ch.Intents, IntentChange{Node: g.Node})
 			ch.Reserve = append(ch.Reserve, ReserveChange{Node: g.Node})
-			if c.onlyAsReported(g.Revision != 0) {
+			if c.onlyAsReported(p.Ghosts[g.Node], g.Revision) {
 				ch.NeedsReports = append(ch.NeedsReports, g.Node)
 			}
 		}
-		asked := p.RunState == pod.Stopped && confirmed(p.Reality, p.Revision)
-		stopped := c.s.saysNow(p.Node) && (asked || confirmed(p.Reality, p.Revision+1))
+		var asked int64
+		if p.RunState == pod.Stopped {
+			asked = p.Revision
+		}
+		stopped := c.s.saysNow(p.Node) && (asked != 0 && confirmed(p.Reality, asked) || confirmed(p.Reality, p.Revision+1))
 		// Its node is done with it, also where a former copy may stay for long because its machine is lost.
 		passedOn := stopped && len(next.Ghosts) > 0 && c.passOn(&ch, p, next)
 		if gone := stopped && len(next.Ghosts) == 0; gone || passedOn {
 			ch.Intents = slices.Insert(ch.Intents, 0, IntentChange{Node: p.Node})
 			ch.Reserve = append(ch.Reserve, ReserveChange{Node: p.Node})
-			if c.onlyAsReported(asked) {
+			if c.onlyAsReported(p.Reality, asked) {
 				ch.NeedsReports = append(ch.NeedsReports, p.Node)
 			}
 		} else {
@@ -51,8 +54,9 @@ func (c departures) confirmStops() {
 }
 
 // onlyAsReported reports whether a confirmed stop may be forgotten only if the report that confirms it is the node's last one. Nothing starts a pod
-// again whose record asks for its stop. But a report may be older than the store: the node runs the pod, and says so a moment after this look.
-func (c departures) onlyAsReported(asked bool) bool { return !asked || c.s.WentBack }
+// again whose record asks for this very stop, at the revision asked; zero: it asks for none. Another stop is of a newer store than this: by what this
+// one says the node may run the pod by now, and says so a moment after this look.
+func (c departures) onlyAsReported(r *pod.Reality, asked int64) bool { return r.Revision != asked || c.s.WentBack }
 
 // forget carries out what operators declare: a copy on a node that is not alive counts as stopped. A request is answered with
 // the change that it asks for, or when there is nothing to change, or when it is void; else it stays for the next look.

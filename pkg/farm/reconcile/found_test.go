@@ -75,11 +75,11 @@ func TestAStopIsForgottenOnlyAsReported(t *testing.T) {
 	stopped := func(placed pod.RunState, revision int64) *reconcile.Snapshot {
 		return onNodes(1, aPod(placed, 5, "m1", &pod.Reality{Digest: "m1", Revision: revision, State: pod.StateStopped}))
 	}
-	left := func(ghost pod.Ghost) *reconcile.Snapshot {
+	left := func(ghost pod.Ghost, revision int64) *reconcile.Snapshot {
 		s := onNodes(2, aPod(pod.Running, 5, "m1", &pod.Reality{Digest: "m1", Revision: 5, State: pod.StateReady, Available: true}))
 		p := &s.Pods[0]
 		p.Placement.Ghosts = []pod.Ghost{ghost}
-		p.Ghosts = map[string]*pod.Reality{ghost.Node: {Identity: p.Identity, Node: ghost.Node, Digest: "m1", Revision: 9, State: pod.StateStopped}}
+		p.Ghosts = map[string]*pod.Reality{ghost.Node: {Identity: p.Identity, Node: ghost.Node, Digest: "m1", Revision: revision, State: pod.StateStopped}}
 		return s
 	}
 	for name, c := range map[string]struct {
@@ -89,10 +89,12 @@ func TestAStopIsForgottenOnlyAsReported(t *testing.T) {
 	}{
 		"a stop that was asked for":                       {stopped(pod.Stopped, 5), false, nil},
 		"a stop that was asked for, the store went back":  {stopped(pod.Stopped, 5), true, []string{"n0"}},
+		"a later stop than was asked for":                 {stopped(pod.Stopped, 6), false, []string{"n0"}},
 		"a stop that only the node knows":                 {stopped(pod.Running, 6), false, []string{"n0"}},
-		"a former copy":                                   {left(pod.Ghost{Node: "n1", Revision: 4}), false, nil},
-		"a former copy, the store went back":              {left(pod.Ghost{Node: "n1", Revision: 4}), true, []string{"n1"}},
-		"a former copy that only its node knows has gone": {left(pod.Ghost{Node: "n1"}), false, []string{"n1"}},
+		"a former copy":                                   {left(pod.Ghost{Node: "n1", Revision: 4}, 4), false, nil},
+		"a former copy, stopped later":                    {left(pod.Ghost{Node: "n1", Revision: 4}, 9), false, []string{"n1"}},
+		"a former copy, the store went back":              {left(pod.Ghost{Node: "n1", Revision: 4}, 4), true, []string{"n1"}},
+		"a former copy that only its node knows has gone": {left(pod.Ghost{Node: "n1"}, 9), false, []string{"n1"}},
 	} {
 		c.s.WentBack, c.s.Epoch = c.back, "e1"
 		for _, v := range c.s.Nodes {
