@@ -1,6 +1,7 @@
 package preparer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -26,13 +27,14 @@ func (c *collector) run(ctx context.Context) {
 	}
 	c.node.ReportStrangers(c.known())
 	wait.Each(ctx, nil, func() time.Duration {
-		c.look(time.Now())
+		c.look(thisInstant())
 		return c.cfg.CollectEvery
 	})
 }
 
 // look touches the disk while anybody may look at the pods, which everything that is reported needs.
-func (c *collector) look(now time.Time) {
+func (c *collector) look(now instant) {
+	c.limiter.Saw("times of tombstones", "wrong times of stops cannot be replaced", c.redate(now))
 	stopped, old := c.collectable(now)
 	for _, e := range stopped {
 		left := c.node.Left(e.id)
@@ -55,18 +57,18 @@ func (c *collector) look(now time.Time) {
 
 // collectable returns the pods that have been stopped for long enough, and those whose tombstones may go. Of these no worker
 // begins until forget is done.
-func (c *collector) collectable(now time.Time) (stopped, old []*entry) {
+func (c *collector) collectable(now instant) (stopped, old []*entry) {
 	c.pods.do(func() {
 		for _, e := range c.pods.all {
 			switch {
 			case e.want != nil || e.working:
-			case e.state == Stopped && stoppedFor(&e.rec, c.began, now) >= c.cfg.KeepStopped:
+			case e.state == Stopped && stoppedFor(&e.rec, now) >= c.cfg.KeepStopped:
 				stopped = append(stopped, e)
 			case e.state == Collected && e.decided.verdict == Forgotten && c.board.Erased(e.id):
 				old = append(old, e)
 			}
 		}
-		old = expired(&c.cfg, c.began, now, old)
+		old = expired(&c.cfg, now, old)
 		for _, e := range old {
 			e.working, e.again = true, false
 		}
@@ -93,22 +95,40 @@ func (c *collector) forget(e *entry) error {
 	return err
 }
 
-// plausible is before any pod was stopped. A clock that says less had not been set.
-var plausible = time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)
-
-// stoppedFor returns for how long a pod has been stopped: by the monotonic clock where this preparer stopped it, else by the
-// time on the record. Where that cannot be, because the clock was wrong, it counts from the start of this preparer.
-func stoppedFor(rec *Record, began, now time.Time) time.Duration {
-	if rec.StoppedAt.Before(plausible) {
-		return now.Sub(began)
+// redate replaces the times of stops that cannot be by now, in the records and once: else a tombstone would stay until the clock gets there,
+// or would begin to count with each start of a preparer. Of these pods no worker begins meanwhile.
+func (c *collector) redate(now instant) error {
+	var wrong []*entry
+	c.pods.do(func() {
+		for _, e := range c.pods.all {
+			if !e.working && wrongStop(&e.rec, now) {
+				e.working, e.again = true, false
+				wrong = append(wrong, e)
+			}
+		}
+	})
+	var errs []error
+	for _, e := range wrong {
+		rec := e.rec.stoppedAt(now)
+		err := c.cfg.State.Save(rec)
+		errs = append(errs, err)
+		c.pods.do(func() {
+			e.working = false
+			if err == nil {
+				e.rec = rec
+			}
+			if e.again {
+				c.pods.enqueue(e)
+			}
+		})
 	}
-	return now.Sub(*rec.StoppedAt)
+	return errors.Join(errs...)
 }
 
 // expired returns the tombstones that may go: those that have stood their time, and the oldest of those that are too many.
-func expired(cfg *Config, began, now time.Time, tombs []*entry) []*entry {
-	age := func(e *entry) time.Duration { return stoppedFor(&e.rec, began, now) }
-	slices.SortFunc(tombs, func(a, b *entry) int { return a.rec.StoppedAt.Compare(*b.rec.StoppedAt) })
+func expired(cfg *Config, now instant, tombs []*entry) []*entry {
+	age := func(e *entry) time.Duration { return stoppedFor(&e.rec, now) }
+	slices.SortFunc(tombs, func(a, b *entry) int { return cmp.Compare(age(b), age(a)) })
 	n := 0
 	for n < len(tombs) && (age(tombs[n]) >= cfg.KeepTombstones || len(tombs)-n > cfg.MaxTombstones && age(tombs[n]) >= minTombstone) {
 		n++

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
+	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 )
 
 func TestExpiredTombstones(t *testing.T) {
@@ -32,7 +34,7 @@ func TestExpiredTombstones(t *testing.T) {
 		{[]float64{40, 0.2, 0.3, 0.4, 0.5, 0.6, 3}, "[0 6]"},
 	} {
 		var got []int
-		for _, e := range expired(&cfg, now, now, tombs(c.days...)) {
+		for _, e := range expired(&cfg, instant{now, proc.Moment{Boot: "this", Up: 400 * 24 * time.Hour}}, tombs(c.days...)) {
 			got = append(got, e.id.Index)
 		}
 		if fmt.Sprint(got) != c.want {
@@ -41,29 +43,86 @@ func TestExpiredTombstones(t *testing.T) {
 	}
 }
 
-// A stop in the year in which clocks begin says nothing of when it was.
+// For how long a pod has been stopped follows from the clock that nobody sets where that tells, and from no time that cannot be.
 func TestStoppedFor(t *testing.T) {
 	t.Parallel()
-	now := time.Now()
-	began, cfg := now.Add(-time.Hour), Config{KeepTombstones: 2 * time.Hour}
-	for at, want := range map[time.Time]time.Duration{
-		time.Unix(100, 0):        time.Hour,
-		{}:                       time.Hour,
-		now.Add(-time.Minute):    time.Minute,
-		now.Add(-10 * time.Hour): 10 * time.Hour,
+	now := instant{time.Now(), proc.Moment{Boot: "this", Up: 40 * time.Hour}}
+	at := func(ago time.Duration) time.Time { return now.wall.Add(-ago) }
+	here, before := &proc.Moment{Boot: "this", Up: 10 * time.Hour}, &proc.Moment{Boot: "before", Up: 10 * time.Hour}
+	month, year := 30*24*time.Hour, 365*24*time.Hour
+	for name, c := range map[string]struct {
+		at     time.Time
+		moment *proc.Moment
+		up     time.Duration // since the machine's start
+		want   time.Duration
+		wrong  bool
+	}{
+		"since this start": {at(30 * time.Hour), here, 40 * time.Hour, 30 * time.Hour, false},
+		"the clock was an hour ahead when it stopped":      {at(29 * time.Hour), here, 40 * time.Hour, 30 * time.Hour, false},
+		"the clock was a year ahead when it stopped":       {at(-year), here, 40 * time.Hour, 30 * time.Hour, false},
+		"the clock is a year ahead, or was behind":         {at(year), here, 40 * time.Hour, 30 * time.Hour, false},
+		"the clock had not been set":                       {time.Unix(100, 0), here, 40 * time.Hour, 30 * time.Hour, false},
+		"before this start":                                {at(50 * time.Hour), before, 40 * time.Hour, 50 * time.Hour, false},
+		"a record of a version before":                     {at(50 * time.Hour), nil, 40 * time.Hour, 50 * time.Hour, false},
+		"before this start, ahead":                         {at(-year), before, 40 * time.Hour, 0, true},
+		"before this start, an hour ahead":                 {at(-time.Hour), before, 40 * time.Hour, 0, true},
+		"before this start, as far as clocks differ":       {at(-time.Second), before, 40 * time.Hour, -time.Second, false},
+		"before this start, the clock had not been set":    {time.Unix(100, 0), before, 40 * time.Hour, 0, true},
+		"a record of a version before, without a clock":    {time.Time{}, nil, 40 * time.Hour, 0, true},
+		"before this start, and the clock may be set yet":  {at(month), before, time.Minute, time.Minute, false},
+		"a version before's, and the clock may be set yet": {at(month), nil, time.Minute, time.Minute, false},
 	} {
-		rec := Record{StoppedAt: &at}
-		if got := stoppedFor(&rec, began, now); got != want {
-			t.Errorf("stopped at %s: for %s, want %s", at, got, want)
-		}
-		if gone := len(expired(&cfg, began, now, []*entry{{rec: rec}})) > 0; gone != (want > 2*time.Hour) {
-			t.Errorf("stopped at %s: gone is %t", at, gone)
+		rec, now := Record{StoppedAt: &c.at, StoppedMoment: c.moment}, now
+		now.up.Up = c.up
+		if got, wrong := stoppedFor(&rec, now), wrongStop(&rec, now); got != c.want || wrong != c.wrong {
+			t.Errorf("%s: for %s, wrong is %t; want %s, %t", name, got, wrong, c.want, c.wrong)
 		}
 	}
-	// The clock was set while the preparer ran: what it stopped itself it knows better.
-	rec := Record{}.buried(now)
-	if got := stoppedFor(&rec, began, now.Add(time.Second)); got != time.Second || !strings.Contains(rec.StoppedAt.String(), " m=") {
-		t.Errorf("the stop of this preparer's own: %s, %v; want it with its monotonic reading", got, rec.StoppedAt)
+	if first := (Record{}).buried(now); first.buried(thisInstant()).StoppedAt != first.StoppedAt || *first.StoppedMoment != now.up {
+		t.Errorf("buried twice: %+v", first)
+	}
+	if without := (Record{}).buried(instant{wall: now.wall}); without.StoppedMoment != nil {
+		t.Errorf("without the machine's clock: %+v", without)
+	}
+}
+
+// A tombstone from the future, or from before all, has its time replaced once, on the disk, and stands its time from then on.
+func TestTombstonesOfAWrongClock(t *testing.T) {
+	t.Parallel()
+	disk, err := NewDisk(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := instant{time.Now(), proc.Moment{Boot: "this", Up: 40 * time.Hour}}
+	c := &collector{&kit{cfg: Config{State: disk, KeepTombstones: 24 * time.Hour, MaxTombstones: 9}, limiter: loop.NewLogLimiter(quiet(t)), pods: newPods(quiet(t))}}
+	before := &proc.Moment{Boot: "before", Up: time.Hour}
+	for i, at := range []time.Time{now.wall.Add(time.Hour), time.Unix(100, 0), now.wall.Add(-time.Hour)} {
+		rec := sampleRecord(i).buried(now)
+		rec.StoppedAt, rec.StoppedMoment = &at, before
+		c.pods.add(ident(i), rec)
+	}
+	for range 2 { // by the later time nothing is wrong
+		if err := c.redate(now); err != nil {
+			t.Fatal(err)
+		}
+		recs, bad, err := disk.Load()
+		if err != nil || len(bad) > 0 || len(recs) != 2 {
+			t.Fatalf("%d records on the disk, want those of the two wrong clocks; %v, %v", len(recs), bad, err)
+		}
+		for _, rec := range recs {
+			if known := c.pods.all[rec.Intent.Identity].rec; !rec.StoppedAt.Equal(now.wall) || *rec.StoppedMoment != now.up || !known.StoppedAt.Equal(*rec.StoppedAt) {
+				t.Fatalf("%+v, and in memory %+v; want the time of the first look", rec, known)
+			}
+		}
+	}
+	later := instant{now.wall.Add(-365 * 24 * time.Hour), now.up} // the clock is set once more
+	later.up.Up += 24 * time.Hour
+	var tombs []*entry
+	for i := range 2 {
+		tombs = append(tombs, c.pods.all[ident(i)])
+	}
+	if gone := expired(&c.cfg, later, tombs); len(gone) != 2 {
+		t.Errorf("%d of 2 tombstones have stood their time", len(gone))
 	}
 }
 
@@ -82,7 +141,7 @@ func TestRecordKeepsVersions(t *testing.T) {
 			t.Errorf("versions %v, want %v", got, want)
 		}
 	}
-	if buried := rec.buried(time.Now()); len(buried.versions()) > 0 {
+	if buried := rec.buried(thisInstant()); len(buried.versions()) > 0 {
 		t.Errorf("a tombstone has versions: %+v", buried)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -36,7 +35,7 @@ func TestDiskKeepsRecords(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Record{sampleRecord(0), sampleRecord(1).buried(time.Now())}
+	want := []Record{sampleRecord(0), sampleRecord(1).buried(thisInstant())}
 	for _, rec := range want {
 		for range 2 {
 			if err := disk.Save(rec); err != nil {

@@ -83,8 +83,8 @@ func TestObserve(t *testing.T) {
 		"crashed orphan":        {observation{rec: rec, procs: procsIn(runtime.Backoff), decided: decided{verdict: Orphan}}, pod.StateFailed, false, rec.Intent.Digest, 7, "orphaned"},
 		"regressed":             {observation{rec: rec, procs: up, available: true, decided: decided{Ahead, 3, false}}, pod.StateReady, true, rec.Intent.Digest, 7, "revision 3"},
 		"stopping":              {observation{rec: stopping, procs: up, available: true}, pod.StateStopping, false, rec.Intent.Digest, 9, ""},
-		"stopped":               {observation{rec: stopping.buried(time.Now())}, pod.StateStopped, false, "", 9, ""},
-		"refused":               {observation{rec: stopping.buried(time.Now()), decided: decided{Refuse, 8, false}}, pod.StateStopped, false, "", 9, "refused to run revision 8"},
+		"stopped":               {observation{rec: stopping.buried(thisInstant())}, pod.StateStopped, false, "", 9, ""},
+		"refused":               {observation{rec: stopping.buried(thisInstant()), decided: decided{Refuse, 8, false}}, pod.StateStopped, false, "", 9, "refused to run revision 8"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -4,7 +4,6 @@ import (
 	"io"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -34,7 +33,7 @@ func TestOrphansAreSorted(t *testing.T) {
 			e.decided.verdict = Ahead
 		}
 	}
-	stopped := p.add(ident(all), sampleRecord(all).buried(time.Now()))
+	stopped := p.add(ident(all), sampleRecord(all).buried(thisInstant()))
 	stopped.rec.Intent.State, stopped.decided.verdict = pod.Stopped, Orphan
 	p.add(ident(all+1), sampleRecord(all+1)) // not an orphan
 	listed := p.orphans()

@@ -195,7 +195,7 @@ func New(cfg Config) (*Preparer, error) {
 	}
 	p := &Preparer{reserve: reserve, spent: spent}
 	p.ready, p.board = make(chan struct{}), report.NewBoard()
-	p.cfg, p.log, p.began, p.prunable = cfg, cfg.Log.WithField(obs.Node, cfg.Node.Name), time.Now(), wait.NewSignal()
+	p.cfg, p.log, p.prunable = cfg, cfg.Log.WithField(obs.Node, cfg.Node.Name), wait.NewSignal()
 	p.pods = newPods(p.log)
 	p.limiter = loop.NewLogLimiter(p.log)
 	p.processes = supervise.New(cfg.Runtime, cfg.Step)

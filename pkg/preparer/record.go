@@ -12,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 )
 
 // keepVersions is how many versions of a pod stay installed, the one that runs included.
@@ -36,6 +37,8 @@ type Record struct {
 	Previous []install.Installed `json:"previous,omitempty"`
 	// StoppedAt makes the record a tombstone: since then nothing of the pod runs.
 	StoppedAt *time.Time `json:"stopped_at,omitempty"`
+	// StoppedMoment is StoppedAt by the clock that nobody sets; nil in records of versions before.
+	StoppedMoment *proc.Moment `json:"stopped_moment,omitempty"`
 	// Service is the fingerprint of the service as last registered, so that a restarted preparer does not register it
 	// again, which would make its check start over.
 	Service string `json:"service,omitempty"`
@@ -64,16 +67,16 @@ func (r Record) accept(in pod.Intent) Record {
 	}
 	r.Version, r.Intent = RecordVersion, in
 	if in.State == pod.Running {
-		r.StoppedAt = nil
+		r.StoppedAt, r.StoppedMoment = nil, nil
 	}
 	return r
 }
 
 // buried returns the record as a tombstone. An earlier burial keeps its time.
-func (r Record) buried(now time.Time) Record {
+func (r Record) buried(now instant) Record {
 	r.Wanted, r.Signature, r.Installed, r.Previous, r.Service, r.Ready, r.Counting, r.AwaitsIntent = nil, "", nil, nil, "", "", nil, false
 	if r.StoppedAt == nil {
-		r.StoppedAt = &now // with its monotonic reading, which UTC would take away
+		r = r.stoppedAt(now)
 	}
 	return r
 }

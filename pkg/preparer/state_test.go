@@ -3,7 +3,6 @@ package preparer
 import (
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
@@ -60,7 +59,7 @@ func TestFirstState(t *testing.T) {
 	t.Parallel()
 	runs := sampleRecord(0)
 	stops := runs.accept(pod.Intent{Identity: ident(0), State: pod.Stopped, Revision: 9})
-	for want, rec := range map[PodState]Record{Behind: runs, Stopping: stops, Stopped: stops.buried(time.Now())} {
+	for want, rec := range map[PodState]Record{Behind: runs, Stopping: stops, Stopped: stops.buried(thisInstant())} {
 		if got := firstState(&rec); got != want || !slices.Contains(allStates, got) {
 			t.Errorf("%s, want %s", got, want)
 		}

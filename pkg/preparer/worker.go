@@ -27,7 +27,6 @@ type kit struct {
 	cfg       Config
 	log       obs.Logger
 	limiter   *loop.LogLimiter
-	began     time.Time
 	pods      *pods
 	name      *claim.Name
 	contact   *claim.Contact
@@ -283,7 +282,7 @@ func (w *worker) stop(ctx context.Context, rec Record) error {
 		}
 	}
 	first := rec.StoppedAt == nil
-	rec, err = w.save(rec.buried(time.Now()))
+	rec, err = w.save(rec.buried(thisInstant()))
 	if err != nil {
 		w.At(pod.StateStopping, "stopped, but the node cannot record it: "+err.Error())
 		return err
@@ -304,7 +303,7 @@ func (w *worker) stop(ctx context.Context, rec Record) error {
 // clear takes away what a stopped pod left on the disk, once it has been stopped for long enough. Volumes stay.
 func (w *worker) clear(rec *Record) error {
 	err, on := error(nil), Littered
-	if stoppedFor(rec, w.began, time.Now()) >= w.cfg.KeepStopped {
+	if stoppedFor(rec, thisInstant()) >= w.cfg.KeepStopped {
 		if err = w.node.Discard(w.e.id); err == nil {
 			on = Cleared
 		}
