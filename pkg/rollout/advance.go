@@ -69,10 +69,12 @@ func (w stage) preDeploy() bool {
 		return fail("its node is lost, so nobody knows how it ended, and it does not run twice")
 	case seen != nil && seen.Failed != "":
 		return fail("%s", seen.Failed)
-	case !w.Now().Before(p.Until):
-		return fail("it has not ended within %s", PreDeployTimeout)
 	default:
-		w.look(p.Until.Sub(w.Now()))
+		left := w.left(PreDeployTimeout, PreDeployTimeout-p.Until.Sub(w.Now()))
+		if left <= 0 {
+			return fail("it has not ended within %s", PreDeployTimeout)
+		}
+		w.look(left)
 		return false
 	}
 	return w.nextStage()

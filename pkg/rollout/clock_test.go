@@ -26,6 +26,23 @@ func TestAClockThatIsAheadTimesNothingOut(t *testing.T) {
 	}
 }
 
+// A clock that is an hour ahead ends no program before the first stage that this process has not watched for its time.
+func TestAClockThatIsAheadEndsNoPreDeploy(t *testing.T) {
+	t.Parallel()
+	for watched, fails := range map[time.Duration]bool{0: false, rollout.PreDeployTimeout - time.Second: false, rollout.PreDeployTimeout: true} {
+		rec, obs := staged(rollout.AvailabilityStrategy, rollout.PreDeploying, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 4, target: 0}, rev{dir: rollout.Up, target: 4})
+		rec.Stage, rec.PreDeploy = 0, &rollout.PreDeploy{RC: "pre", Name: "web-pre", Until: t0.Add(rollout.PreDeployTimeout)}
+		obs.Now, obs.Watched, obs.PreDeploy = t0.Add(rollout.PreDeployTimeout+time.Hour), &watched, &rollout.PreDeployed{}
+		d := rollout.Decide(rec, obs)
+		if failed := d.Record.State == rollout.Failed; failed != fails {
+			t.Errorf("watched for %s: %s %q", watched, d.Record.State, d.Record.Reason)
+		}
+		if left := rollout.PreDeployTimeout - watched; !fails && d.Again != left {
+			t.Errorf("watched for %s: looks again after %s, want %s", watched, d.Again, left)
+		}
+	}
+}
+
 // Times of a record that lie in the future, because the clock of an earlier runner was wrong, are replaced by now, once.
 func TestTimesAheadInARolloutAreReplacedOnce(t *testing.T) {
 	t.Parallel()

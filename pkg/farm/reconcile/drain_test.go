@@ -264,6 +264,12 @@ func TestOneLeavesADrainedNodeAtATime(t *testing.T) {
 		"one that was moved has not stopped in time": {3, 3, 2, 2, func(s *reconcile.Snapshot) {
 			s.Pods[2].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: s.Now.Add(-2 * time.Minute).UnixMilli()}}
 		}, []string{"main.0"}, nil, false},
+		"one that was moved by a clock that was ahead has not stopped": {3, 3, 2, 2, func(s *reconcile.Snapshot) {
+			s.Pods[2].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: s.Now.Add(time.Hour).UnixMilli(), Since: s.Now.Add(time.Second - 2*time.Minute)}}
+		}, nil, nil, false},
+		"one that was moved by a clock that was ahead has not stopped in time": {3, 3, 2, 2, func(s *reconcile.Snapshot) {
+			s.Pods[2].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: s.Now.Add(time.Hour).UnixMilli(), Since: s.Now.Add(-2 * time.Minute)}}
+		}, []string{"main.0"}, nil, false},
 		"one is on its way":           {3, 3, 2, 2, func(s *reconcile.Snapshot) { drain(s, "n2"); onItsWay(s, 2, time.Minute) }, nil, nil, false},
 		"one has not arrived in time": {3, 3, 1, 2, func(s *reconcile.Snapshot) { drain(s, "n2"); onItsWay(s, 2, 2*time.Minute) }, []string{"main.0"}, nil, true},
 	} {

@@ -175,7 +175,10 @@ func (c moves) occupied(p *Pod) (by *pod.Ghost, is bool) {
 		}
 		since, deadline := p.ChangedAt, deadline(c.s, p)
 		if g.Revision != 0 {
-			since, deadline = time.UnixMilli(g.Revision), c.s.RC.Deadline() // of the stop, or later where revisions are ahead (R3)
+			since, deadline = time.UnixMilli(g.Revision), c.s.RC.Deadline() // of the stop
+			if field.NotAhead(&since, c.s.Now) {
+				since = g.Since // revisions are ahead, because a clock was (R3)
+			}
 		}
 		left := deadline - c.s.Now.Sub(since)
 		if left > 0 && (g.Revision != 0 || c.stalled(p) == "") {
