@@ -1,37 +1,46 @@
-//go:build clockjump
+//go:build clockstep
 
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // This sets the clock of the machine, so it runs on its own and only where it is asked for: `make faults`.
-func init() { scenarios = map[string]func(*env){"clock-jump": clockJump} }
+func init() { scenarios = map[string]func(*env){"clock-step": clockStep} }
 
-// clockJump: the clock of the machine is set forward by ten minutes, back to before, and right again. No pod is touched, and
-// changes are carried out in each time.
-func clockJump(e *env) {
+// clockStep: the clock of the machine, which is that of farms and preparers, is an hour ahead and then corrected, and an hour behind and then
+// corrected. No pod is touched, changes and stops are carried out in each time, and the breaker does not trip: fewer are stopped than it takes.
+func clockStep(e *env) {
 	e.startConsul("")
 	for n := range 3 {
 		e.preparer(n + 1)
 	}
 	e.farm("f1", "")
+	e.farm("f2", "")
 	h := e.hello(2, nil)
 	e.applied(h)
 	id := e.rcID("hello")
 	right := setsClock(e.t)
-	for i, offset := range []time.Duration{10 * time.Minute, -10 * time.Minute, 0} {
+	for i, offset := range []time.Duration{time.Hour, 0, -time.Hour, 0} {
 		before := e.processes()
 		right(offset)
-		// What is desired changes in the other time, and what runs stays.
-		h.Replicas = 2 + (i+1)%2
+		began := time.Now()
+		// What is desired changes in the other time, and what runs stays. Every other change stops pods.
+		h.Replicas = 3 - 2*(i%2)
 		e.applied(h)
 		e.within(limit, func() error { return e.converged(id, h.Replicas) })
+		if took := time.Since(began); took > time.Minute {
+			e.t.Errorf("offset %s: the change took %s", offset, took)
+		}
 		after := e.processes()
 		for key, pid := range before {
 			if now, runs := after[key]; runs && now != pid {
@@ -41,12 +50,33 @@ func clockJump(e *env) {
 		if len(after) != h.Replicas {
 			e.t.Errorf("offset %s: processes %v, want %d", offset, after, h.Replicas)
 		}
+		e.t.Logf("offset %s: %d replicas after %s", offset, h.Replicas, time.Since(began).Round(time.Millisecond))
 	}
-	right(10 * time.Minute)
+	right(time.Hour)
 	e.applied(e.hello(2, map[string]string{"HELLO_VERSION": "later"})) // with revisions of the future
+	e.rcctl("", "rc", "scale", "hello", "3")
+	e.within(limit, func() error { return e.converged(id, 3) })
+	e.rcctl("", "rc", "scale", "hello", "2") // stops that were asked for in the future
+	e.within(limit, func() error { return e.converged(id, 2) })
 	right(0)
+	corrected := time.Now()
 	e.applied(e.hello(2, map[string]string{"HELLO_VERSION": "sooner"}))
+	e.rcctl("", "rc", "scale", "hello", "1")
+	e.within(limit, func() error { return e.converged(id, 1) })
+	if took := time.Since(corrected); took > time.Minute {
+		e.t.Errorf("after the correction an upgrade and a stop took %s", took)
+	}
+	e.t.Logf("after the correction an upgrade and a stop took %s", time.Since(corrected).Round(time.Millisecond))
 	e.oneCopyEach()
+	acts, corrupt, err := e.store.ListAudit(e.t.Context(), store.AuditFilter{})
+	if err := errors.Join(append(corrupt, err)...); err != nil {
+		e.t.Fatal(err)
+	}
+	for i := range acts {
+		if text := fmt.Sprint(acts[i]); strings.Contains(text, "breaker") || strings.Contains(text, "went back") {
+			e.t.Errorf("the audit log says %s", text)
+		}
+	}
 }
 
 // setsClock returns a function that sets the machine's clock to an offset from the right time. The test leaves it right.
