@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -47,28 +48,29 @@ func (p *Preparer) LogFiles(id pod.Identity) (files map[string]string, more bool
 	return files, more
 }
 
-// Errors of commands that cannot be run.
-var (
-	errNoProgram = errors.New("there is no such program")
-	errStopping  = errors.New("the pod is stopping")
-)
+// errStopping keeps commands from being run.
+var errStopping = errors.New("the pod is stopping")
 
 // Command returns what runs a command beside one of the pod's running processes, as the runtime does. An empty name means the first of
-// them. A program without a slash is looked for along the process's PATH, one with a relative path in its directory.
+// them. A program without a slash is looked for along the process's PATH, one with a relative path in its directory. One that cannot be run is
+// said by what comes back.
 func (p *Preparer) Command(id pod.Identity, process string, argv []string) (runtime.Command, error) {
 	spec, err := p.processOf(id, process)
 	if err != nil {
 		return nil, err
 	}
 	argv = slices.Clone(argv)
-	if argv[0], err = lookPath(argv[0], &spec); err != nil {
-		return nil, err
-	}
+	argv[0], err = lookPath(argv[0], &spec)
 	return func(ctx context.Context, streams runtime.Streams) (runtime.Exit, error) {
+		if err != nil {
+			return runtime.Exit{}, err
+		}
 		return p.cfg.Runtime.Exec(ctx, spec.ID, argv, streams)
 	}, nil
 }
 
+// lookPath returns the path of a program. Its errors are runtime.ErrNoProgram, and runtime.ErrNotStarted where there are only files along
+// the PATH that nobody may execute.
 func lookPath(name string, spec *runtime.Spec) (string, error) {
 	if filepath.IsAbs(name) {
 		return name, nil // the attempt to run it says what is wrong
@@ -77,13 +79,24 @@ func lookPath(name string, spec *runtime.Spec) (string, error) {
 		return filepath.Join(spec.Dir, name), nil
 	}
 	path := install.Describe(spec.Env).Path
+	var unfit error // why the first file of that name is none
 	for _, dir := range filepath.SplitList(path) {
 		file := filepath.Join(dir, name)
-		if filepath.IsAbs(dir) && install.CheckProgram(file) == nil {
+		if !filepath.IsAbs(dir) {
+			continue
+		}
+		err := install.CheckProgram(file)
+		if err == nil {
 			return file, nil
 		}
+		if unfit == nil && !errors.Is(err, fs.ErrNotExist) {
+			unfit = err
+		}
 	}
-	return "", fmt.Errorf("%s: %w in the process's PATH, which is %s", name, errNoProgram, path)
+	if unfit != nil {
+		return "", fmt.Errorf("%w: %w", runtime.ErrNotStarted, unfit)
+	}
+	return "", fmt.Errorf("%w: %s is not in the process's PATH, which is %s", runtime.ErrNoProgram, name, path)
 }
 
 // processOf returns the specification of one of the pod's running processes, unless the pod is to stop.

@@ -1,6 +1,7 @@
 package preparer_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -70,12 +71,21 @@ func TestLogsAndCommands(t *testing.T) {
 		t.Errorf("a relative path: %q, %v", text, err)
 	}
 	for want, argv := range map[string][]string{
-		"no-such-program: there is no such program in the process's PATH": {"no-such-program"},
-		"exec /no/such/program: no such file":                             {"/no/such/program"},
-		"no/such/program: no such file":                                   {"no/such/program"},
+		"no-such-program is not in the process's PATH": {"no-such-program"},
+		"exec /no/such/program: no such file":          {"/no/such/program"},
+		"no/such/program: no such file":                {"no/such/program"},
 	} {
-		if _, err := run("", argv...); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := run("", argv...); !errors.Is(err, runtime.ErrNoProgram) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", argv, err, want)
+		}
+	}
+	plain := filepath.Join(b.inNode("homes", "rc1.main.0"), "plain")
+	if err := os.WriteFile(plain, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"./plain", plain} {
+		if _, err := run("", name); !errors.Is(err, runtime.ErrNotStarted) || errors.Is(err, runtime.ErrNoProgram) {
+			t.Errorf("%s, which is not executable: %v", name, err)
 		}
 	}
 	if _, err := run("other", "true"); err == nil || !strings.Contains(err.Error(), `process: "other" is not valid; allowed: main, side`) {

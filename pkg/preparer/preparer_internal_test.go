@@ -1,10 +1,14 @@
 package preparer
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
 func TestNewNamesWhatIsMissing(t *testing.T) {
@@ -17,5 +21,26 @@ func TestNewNamesWhatIsMissing(t *testing.T) {
 		if !strings.Contains(err.Error(), field+":") {
 			t.Errorf("%q does not name %s", err, field)
 		}
+	}
+}
+
+// A file along the PATH that nobody may execute is told from one that is not there.
+func TestLookPath(t *testing.T) {
+	t.Parallel()
+	first, second := t.TempDir(), t.TempDir()
+	for path, mode := range map[string]os.FileMode{filepath.Join(first, "tool"): 0o644, filepath.Join(second, "tool"): 0o755, filepath.Join(first, "plain"): 0o644} {
+		if err := os.WriteFile(path, nil, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spec := runtime.Spec{Process: runtime.Process{Env: []string{"PATH=relative:" + first + ":" + second}, Dir: first}}
+	if path, err := lookPath("tool", &spec); err != nil || path != filepath.Join(second, "tool") {
+		t.Errorf("the first of two is not executable: %q, %v", path, err)
+	}
+	if _, err := lookPath("plain", &spec); !errors.Is(err, runtime.ErrNotStarted) || errors.Is(err, runtime.ErrNoProgram) {
+		t.Errorf("the only one is not executable: %v", err)
+	}
+	if _, err := lookPath("other", &spec); !errors.Is(err, runtime.ErrNoProgram) {
+		t.Errorf("there is none: %v", err)
 	}
 }

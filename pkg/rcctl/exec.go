@@ -1,7 +1,9 @@
 package rcctl
 
 import (
+	"fmt"
 	"io"
+	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
@@ -17,8 +19,8 @@ func execCommand() *cli.Command {
 		Description: `The preparer of the pod's node runs the command with the environment, directory, user and limits of one of the pod's
 processes, its first unless --launchable names one. There is no terminal. POD is as for rcctl logs.
 
-The exit code is that of the command, 128 and the number of the signal that ended it, or one of rcctl's own when it could
-not be run. When rcctl ends before it, the command is ended with all that it started.
+The exit code is that of the command, or 128 and the number of the signal that ended it. As in a shell it is 127 when there is
+no such program, and 126 when the program could not be executed; any other is rcctl's own. Arguments are in UTF-8. When rcctl ends before it, the command is ended with all that it started.
 
 Examples:
   rcctl exec web-main-0 -- env
@@ -42,6 +44,11 @@ func runExec(c *cli.Context, std *stdio) error {
 	if len(argv) == 0 || argv[0] == "" {
 		return usagef(c, "no command; allowed: POD -- COMMAND [arguments]")
 	}
+	for _, arg := range argv {
+		if !utf8.ValidString(arg) {
+			return badFlag(c, "COMMAND", arg, "a program and arguments in UTF-8; other bytes can be handed on by -i, or by printf in a shell of the pod")
+		}
+	}
 	return withPreparer(c, std, ref, func(target *inspect.PodView, client *nodeapi.Client) error {
 		var stdin io.Reader
 		if c.Bool("stdin") {
@@ -62,7 +69,11 @@ func runExec(c *cli.Context, std *stdio) error {
 func exitOf(client *nodeapi.Client, ended nodeapi.Ended) error {
 	switch {
 	case ended.Error != "":
-		return awayf("node %s: %s", client.Node(), ended.Error)
+		code := exitError
+		if ended.Code == nodeapi.NotStarted || ended.Code == nodeapi.NoProgram {
+			code = ended.Code
+		}
+		return &codedError{code: code, text: fmt.Sprintf("node %s: %s", client.Node(), ended.Error)}
 	case ended.Signal != "":
 		return &codedError{code: 128 + int(unix.SignalNum(ended.Signal)), text: "the command was ended by " + ended.Signal}
 	case ended.Code != 0:

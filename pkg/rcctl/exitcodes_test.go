@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
@@ -120,6 +121,32 @@ func TestExitCodesOfServices(t *testing.T) {
 	for _, row := range rows {
 		if code, _ := strconv.Atoi(row[1]); !shown[code] {
 			t.Errorf("exit code %d of docs/deploying.md is not shown here", code)
+		}
+	}
+}
+
+// The rows of rcctl exec in docs/reference/exit-codes.md are those codes that rcctl has for commands that were not run, and an argument that would
+// arrive changed is refused before anything is asked. How a node answers is in the script logs.
+func TestExitCodesOfExec(t *testing.T) {
+	_, prefix := testConn(t)
+	for _, args := range [][]string{{"caf\xe9"}, {"echo", "caf\xe9"}, {"echo", "ok", "\xff"}} {
+		code, out, errs := run(t, prefix, "", append([]string{"exec", "web-main-0", "--"}, args...)...)
+		if want := fmt.Sprintf("COMMAND: %q is not valid; allowed: a program and arguments in UTF-8", args[len(args)-1]); code != exitUsage || out != "" || !strings.Contains(errs, want) {
+			t.Errorf("%q: exit code %d, %q, want %d and %q", args, code, errs, exitUsage, want)
+		}
+	}
+	if code, _, errs := run(t, prefix, "", "exec", "web-main-0", "--", "echo", "café"); code != exitNotFound {
+		t.Errorf("an argument in UTF-8: exit code %d, %q, want that the pod is not found", code, errs)
+	}
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "exit-codes.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(page), "`rcctl exec`")
+	table, _, _ = strings.Cut(table, "\n## ")
+	for _, code := range []int{nodeapi.NotStarted, nodeapi.NoProgram} {
+		if !strings.Contains(table, fmt.Sprintf("\n| %d |", code)) {
+			t.Errorf("docs/reference/exit-codes.md says nothing of exit code %d of rcctl exec", code)
 		}
 	}
 }

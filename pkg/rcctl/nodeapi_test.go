@@ -102,6 +102,9 @@ func TestExitOf(t *testing.T) {
 		{Code: 7}:                         {7, ""},
 		{Code: -1, Signal: "SIGTERM"}:     {143, "rcctl: the command was ended by SIGTERM\n"},
 		{Code: -1, Error: "exec: failed"}: {exitError, "rcctl: node n1: exec: failed\n"},
+		{Code: 126, Error: "not started"}: {126, "rcctl: node n1: not started\n"},
+		{Code: 127, Error: "no program"}:  {127, "rcctl: node n1: no program\n"},
+		{Code: 0, Error: "odd"}:           {exitError, "rcctl: node n1: odd\n"},
 	} {
 		var errs bytes.Buffer
 		tl := &stdio{err: &errs}

@@ -7,8 +7,10 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -34,6 +36,10 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, id pod.Identity) {
 	argv := q[paramArg]
 	if len(argv) == 0 || argv[0] == "" {
 		http.Error(w, "arg: missing; allowed: a program and its arguments", http.StatusBadRequest)
+		return
+	}
+	if bad := slices.IndexFunc(argv, notUTF8); bad >= 0 {
+		http.Error(w, fmt.Sprintf("arg: %q is not valid; allowed: UTF-8", argv[bad]), http.StatusBadRequest)
 		return
 	}
 	command, err := s.pods.Command(id, q.Get(paramProcess), argv)
@@ -62,6 +68,9 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, id pod.Identity) {
 	})
 	log.WithField(obs.Reason, ended.String()).Info("command in a pod ended")
 }
+
+// notUTF8 reports whether a text would arrive changed: a command gets to its guard as JSON.
+func notUTF8(text string) bool { return !utf8.ValidString(text) }
 
 // run runs the command with its streams connected, and tells the client how it ended. noInput ends a read of stdin.
 func (s *Server) run(ctx context.Context, cancel func(), command runtime.Command, stdin io.Reader, out *frames, noInput func()) Ended {
@@ -94,7 +103,7 @@ func (s *Server) run(ctx context.Context, cancel func(), command runtime.Command
 	alive.Wait()
 	ended := Ended{Code: exit.Code, Signal: exit.Signal}
 	if err != nil {
-		ended = Ended{Code: -1, Error: err.Error()}
+		ended = failed(err)
 	}
 	_ = out.end(ended) // who has gone is not told
 	late := time.AfterFunc(endLimit, noInput)

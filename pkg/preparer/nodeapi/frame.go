@@ -23,11 +23,29 @@ const (
 // maxFrame bounds what follows, in bytes.
 const maxFrame = 64 << 10
 
+// The statuses of a command that was not started, as shells have them.
+const (
+	NotStarted = 126 // the program is there, or may be, and could not be executed
+	NoProgram  = 127 // there is no such program
+)
+
 // Ended is how a command ended.
 type Ended struct {
-	Code   int    `json:"code"`             // exit status; -1 when a signal ended it
+	Code   int    `json:"code"`             // exit status; -1 when a signal ended it; with an Error NotStarted, NoProgram, or nothing else that counts
 	Signal string `json:"signal,omitempty"` // such as SIGKILL
 	Error  string `json:"error,omitempty"`  // why it was not run, or not to its end
+}
+
+// failed returns the end of a command that the runtime did not run, or not to its end.
+func failed(err error) Ended {
+	ended := Ended{Code: -1, Error: err.Error()}
+	switch {
+	case errors.Is(err, runtime.ErrNoProgram):
+		ended.Code = NoProgram
+	case errors.Is(err, runtime.ErrNotStarted):
+		ended.Code = NotStarted
+	}
+	return ended
 }
 
 // String says in words how it ended.

@@ -153,8 +153,21 @@ func TestExec(t *testing.T) {
 		t.Errorf("%+v, %v", ended, err)
 	}
 	ended, err = n.client.Exec(t.Context(), webPod, "", []string{"/no/such/program"}, nil, io.Discard, io.Discard)
-	if err != nil || !strings.Contains(ended.Error, "/no/such/program: no such file") {
+	if err != nil || !strings.Contains(ended.Error, "/no/such/program: no such file") || ended.Code != NoProgram {
 		t.Errorf("%+v, %v", ended, err)
+	}
+	ended, err = n.client.Exec(t.Context(), webPod, "", []string{"/etc/passwd"}, nil, io.Discard, io.Discard)
+	if err != nil || !strings.Contains(ended.Error, "permission denied") || ended.Code != NotStarted {
+		t.Errorf("%+v, %v", ended, err)
+	}
+	ended, err = n.client.Exec(t.Context(), webPod, "", []string{"true"}, nil, io.Discard, io.Discard)
+	if err != nil || ended.Error == "" || ended.Code != -1 {
+		t.Errorf("refused by the runtime: %+v, %v", ended, err)
+	}
+	// JSON, by which a command gets to its guard, would replace such bytes without a word.
+	_, err = n.client.Exec(t.Context(), webPod, "", []string{"/bin/echo", "caf\xe9"}, nil, io.Discard, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), `arg: "caf\xe9" is not valid; allowed: UTF-8`) {
+		t.Errorf("an argument that is not UTF-8: %v", err)
 	}
 	if _, err = n.client.Exec(t.Context(), pod.Identity{RCID: "rc1", Role: "main"}, "", []string{"/bin/true"}, nil, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "has no process") {
 		t.Errorf("another pod: %v", err)

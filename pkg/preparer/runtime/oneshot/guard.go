@@ -76,7 +76,8 @@ func guard(c Command, order io.Reader) result {
 	var r result
 	err = started.Release(stub.Order{Command: c.Argv, Env: c.Env, Dir: c.Dir, Isolation: c.Isolation, Guarded: true}, left)
 	if err != nil {
-		r = result{Error: err.Error()}
+		var missing *stub.NoProgramError
+		r = result{Error: err.Error(), NoProgram: errors.As(err, &missing)}
 	} else {
 		select {
 		case r = <-ended:

@@ -47,7 +47,8 @@ type Command struct {
 // result is the guard's last word.
 type result struct {
 	runtime.Exit
-	Error string `json:"error,omitempty"` // why the program was not started
+	Error     string `json:"error,omitempty"` // why the program was not started
+	NoProgram bool   `json:"no_program,omitempty"`
 }
 
 // Run runs the program and returns how it ended. When ctx ends first, everything of it is killed and the cause of ctx's
@@ -90,6 +91,8 @@ func Run(ctx context.Context, c Command) (runtime.Exit, error) {
 		return runtime.Exit{}, context.Cause(ctx)
 	case noResult:
 		return runtime.Exit{}, fmt.Errorf("run %s: its guard ended without a result", c.Argv[0])
+	case r.NoProgram:
+		return runtime.Exit{}, fmt.Errorf("%w: %s", runtime.ErrNoProgram, r.Error)
 	case r.Error != "":
 		return runtime.Exit{}, fmt.Errorf("%w: %s", runtime.ErrNotStarted, r.Error)
 	}

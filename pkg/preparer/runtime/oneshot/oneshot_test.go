@@ -169,14 +169,23 @@ func TestEnvironmentAndOutput(t *testing.T) {
 
 func TestNotStarted(t *testing.T) {
 	t.Parallel()
+	orphan := filepath.Join(t.TempDir(), "orphan")
+	if err := os.WriteFile(orphan, []byte("#!/no/such/interpreter\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]Command{
+		"is not on this node":            {Argv: []string{orphan}, Dir: "/"},
 		"no such file":                   {Argv: []string{"/does/not/exist"}, Dir: "/"},
 		"permission denied":              {Argv: []string{"/etc/passwd"}, Dir: "/"},
 		"working directory":              {Argv: []string{"/bin/true"}, Dir: "/does/not/exist"},
 		"not below a mount of cgroup v2": {Argv: []string{"/bin/true"}, Dir: "/", Isolation: &confine.Confinement{Cgroup: "/no/such/cgroup"}},
 	} {
-		if _, err := Run(t.Context(), c); !errors.Is(err, rt.ErrNotStarted) || !strings.Contains(err.Error(), name) {
+		_, err := Run(t.Context(), c)
+		if !errors.Is(err, rt.ErrNotStarted) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: got %v", name, err)
+		}
+		if missing := c.Argv[0] == "/does/not/exist"; errors.Is(err, rt.ErrNoProgram) != missing {
+			t.Errorf("%s: got %v, want that the program is missing: %t", name, err, missing)
 		}
 	}
 	for _, c := range []Command{{Dir: "/"}, {Argv: []string{"true"}, Dir: "/"}, {Argv: []string{"/bin/true"}, Dir: "x"}} {

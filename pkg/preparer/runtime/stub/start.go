@@ -11,7 +11,7 @@ import (
 )
 
 // maxReport bounds what a stub may say about its failure, in bytes.
-const maxReport = 4096
+const maxReport = 32 << 10
 
 // A stub has next to nothing to do before it is its program. One that takes longer than Timeout was stopped, which its pod can do as soon
 // as it has the pod's user, or cannot read its binary. hurried is the time that it has once the caller no longer wants it.
@@ -55,6 +55,24 @@ func Start(stdio [3]*os.File, deathSignal syscall.Signal) (*Started, error) {
 	return s, nil
 }
 
+// NoProgramError is what Release returns where there is no file of the program's name.
+type NoProgramError struct{ text string }
+
+func (e *NoProgramError) Error() string { return e.text }
+
+// complained returns what a stub said of its failure. What was cut off is no complaint of ours to read, and is said as it came.
+func complained(said []byte) error {
+	var c complaint
+	switch {
+	case json.Unmarshal(said, &c) != nil:
+		return errors.New(string(said))
+	case c.NoProgram:
+		return &NoProgramError{c.Text}
+	default:
+		return errors.New(c.Text)
+	}
+}
+
 // Close gives up what Release needs.
 func (s *Started) Close() { _, _ = s.order.Close(), s.result.Close() }
 
@@ -80,9 +98,9 @@ func (s *Started) Release(o Order, unwanted <-chan struct{}) error {
 	}()
 	_, err = s.order.Write(data)
 	err = errors.Join(err, s.order.Close())
-	complaint, readErr := io.ReadAll(io.LimitReader(s.result, maxReport))
-	if len(complaint) > 0 {
-		return errors.New(string(complaint))
+	said, readErr := io.ReadAll(io.LimitReader(s.result, maxReport))
+	if len(said) > 0 {
+		return complained(said)
 	}
 	if err = errors.Join(err, readErr); err != nil {
 		return fmt.Errorf("start the program: %w", err)

@@ -80,7 +80,17 @@ func become() {
 	}
 	confine.ResetSignals()
 	err = syscall.Exec(o.Command[0], o.Command, o.Env)
-	report("%v", confine.ExecError(o.Command[0], err))
+	complain(complaint{Text: confine.ExecError(o.Command[0], err).Error(), NoProgram: isMissing(o.Command[0], err)})
+}
+
+// isMissing reports whether a program could not be executed because there is none. The kernel has the same error for a script, or a
+// program, whose interpreter is missing.
+func isMissing(path string, err error) bool {
+	if err != syscall.ENOENT { //nolint:errorlint // syscall.Exec returns nothing else
+		return false
+	}
+	_, err = os.Stat(path)
+	return os.IsNotExist(err)
 }
 
 // dieWith asks to be killed with the parent. A change of the effective user has undone what Start asked for (prctl(2)). The parent may
@@ -95,7 +105,15 @@ func dieWith(parent int) error {
 	return nil
 }
 
-func report(format string, args ...any) {
-	_, _ = fmt.Fprintf(os.NewFile(resultFD, "result"), format, args...)
+// complaint says why the program does not run.
+type complaint struct {
+	Text      string `json:"text"`
+	NoProgram bool   `json:"no_program,omitempty"`
+}
+
+func report(format string, args ...any) { complain(complaint{Text: fmt.Sprintf(format, args...)}) }
+
+func complain(c complaint) {
+	_ = json.NewEncoder(os.NewFile(resultFD, "result")).Encode(c) // nobody else is there to be told
 	os.Exit(1)
 }
