@@ -80,6 +80,7 @@ func readApply(c *cli.Context) (w applyRequest, err error) {
 // already there; nil changes it.
 func applying(existing func(*rc.RC) error) cli.ActionFunc {
 	return onConn(readApply, func(c *cli.Context, std *stdio, s *conn, w applyRequest) error {
+		std.warnOf(w.spec.Pod) // a group's manifest has the same ports and users
 		done, err := writeApply(c.Context, s, w, existing)
 		if err != nil {
 			return err

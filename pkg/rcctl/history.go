@@ -164,6 +164,7 @@ func diffRevisions(std *stdio, svc *record.Service, rev int64) error {
 
 // dryRun shows what applying the document of a controller would change. exitChanges says that something would.
 func dryRun(c *cli.Context, std *stdio, s *conn, spec *rc.Spec) error {
+	std.warnOf(spec.Pod)
 	cur, _, err := readCurrent(c.Context, s, spec.Name)
 	if err != nil {
 		return err

@@ -16,7 +16,8 @@ func manifestCommand() *cli.Command {
 		leaf(&cli.Command{
 			Name: "check", Usage: "say whether a manifest is valid, and its digest",
 			UsageText: "rcctl manifest check -f FILE",
-			Description: `Reads a manifest, or the document of an rc with one as its pod, and names every mistake in it (exit code 2).
+			Description: `Reads a manifest, or the document of an rc with one as its pod, and names every mistake in it (exit code 2). What is
+valid and will not work on most nodes is a warning, which changes no exit code.
 
 Examples:
   rcctl manifest check -f web.yaml
@@ -56,6 +57,7 @@ func onManifest(run func(w io.Writer, m *manifest.Manifest, canonical []byte) er
 		if err != nil {
 			return err
 		}
+		stdioOf(c).warnOf(m)
 		return run(c.App.Writer, m, canonical)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -135,6 +136,13 @@ var cureOf = map[string]string{
 	"nodes":     "remove the unreadable record of a node (consul kv delete KEY); its preparer writes it again; its pods run on meanwhile",
 	"status":    "the owner writes an unreadable status again with its next look at the controller",
 	"manifests": "apply the document of a controller whose manifest is unreadable again (rcctl apply -f FILE); its pods run on meanwhile",
+}
+
+// warnOf says what is valid in a manifest and will not work on most nodes.
+func (std *stdio) warnOf(m *manifest.Manifest) {
+	for _, warning := range m.Warnings() {
+		fmt.Fprintf(std.err, "rcctl: warning: %s\n", clean(warning))
+	}
 }
 
 // warn prints what could not be read, next to an answer that goes without it, with what becomes of it, each once, and returns the error

@@ -78,6 +78,7 @@ func (r *RollingStrategy) Plan(_ context.Context, client Client, svc *record.Ser
 	if out.Warnings, err = p.room(c); err != nil {
 		return Plan{}, err
 	}
+	out.Warnings = append(out.Warnings, spec.Pod.Warnings()...)
 	if out.Operations, err = p.operations(c); err != nil {
 		return Plan{}, err
 	}
