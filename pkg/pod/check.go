@@ -156,6 +156,7 @@ func (r *Reality) Check() error {
 		errs.CheckBytes("last_exit.launchable", e.Launchable, maxWord)
 		field.CheckRange(&errs, "last_exit.code", e.Code, math.MinInt32, math.MaxInt32)
 		errs.CheckBytes("last_exit.signal", e.Signal, maxWord)
+		field.CheckRange(&errs, "last_exit.memory_limit", e.MemoryLimit, 0, field.MaxPodMemory)
 		errs.CheckTime("last_exit.at", e.At)
 	}
 	errs.CheckBytes("message", r.Message, MaxMessage)
@@ -195,6 +196,9 @@ func (r *Reality) Fit() (cut []string) {
 		text("last_exit.launchable", &e.Launchable, maxWord)
 		number("last_exit.code", &e.Code, math.MinInt32, math.MaxInt32)
 		text("last_exit.signal", &e.Signal, maxWord)
+		if fits := min(max(e.MemoryLimit, 0), field.MaxPodMemory); fits != e.MemoryLimit {
+			e.MemoryLimit, cut = fits, append(cut, "last_exit.memory_limit")
+		}
 		at("last_exit.at", &e.At)
 		r.LastExit = &e
 	}

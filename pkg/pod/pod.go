@@ -259,16 +259,24 @@ func (r *Reality) Counts() bool { return r.Available && !r.Standby }
 
 // Exit is how a process ended.
 type Exit struct {
-	Launchable string    `json:"launchable"`
-	Code       int       `json:"code"`             // exit status; -1 when a signal ended it or it is unknown
-	Signal     string    `json:"signal,omitempty"` // such as SIGKILL
-	Unknown    bool      `json:"unknown,omitempty"`
-	At         time.Time `json:"at"`
+	Launchable string `json:"launchable"`
+	Code       int    `json:"code"`             // exit status; -1 when a signal ended it or it is unknown
+	Signal     string `json:"signal,omitempty"` // such as SIGKILL
+	Unknown    bool   `json:"unknown,omitempty"`
+	// OutOfMemory: the kernel killed in the process's cgroup for want of memory. MemoryLimit is the process's own limit, in bytes, where that was
+	// reached; zero: the node, or all its pods together, had no more.
+	OutOfMemory bool      `json:"out_of_memory,omitempty" feature:"out-of-memory"`
+	MemoryLimit int64     `json:"memory_limit,omitempty" feature:"out-of-memory"`
+	At          time.Time `json:"at"`
 }
 
 // String says in a few words how the process ended.
 func (e Exit) String() string {
 	switch {
+	case e.OutOfMemory && e.MemoryLimit > 0:
+		return fmt.Sprintf("was killed by the kernel at its memory limit of %d bytes", e.MemoryLimit)
+	case e.OutOfMemory:
+		return "was killed by the kernel for want of memory"
 	case e.Unknown:
 		return "ended; how is not known, because an earlier supervisor had started it"
 	case e.Signal != "":

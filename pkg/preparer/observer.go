@@ -146,7 +146,7 @@ func sooner(a, b time.Time) time.Time {
 
 // count publishes what the node has. The caller is in pods.do.
 func (ob *observer) count() {
-	states, restarts := ob.board.Count()
+	states, restarts, starved := ob.board.Count()
 	orphans := 0
 	for _, e := range ob.pods.all {
 		_, is := e.orphan()
@@ -160,5 +160,6 @@ func (ob *observer) count() {
 	}
 	m.orphans.Set(float64(orphans))
 	m.restarts.Add(float64(restarts))
+	m.starved.Add(float64(starved))
 	m.known(ob.contact.Locked(), ob.contact.Informed())
 }

@@ -170,6 +170,8 @@ func lastsText(now time.Time, at *time.Time) string {
 // exitText says how a process ended.
 func exitText(e *pod.Exit) string {
 	switch {
+	case e.OutOfMemory:
+		return e.Launchable + " " + e.String()
 	case e.Unknown:
 		return e.Launchable + ": unknown"
 	case e.Signal != "":

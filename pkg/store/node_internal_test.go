@@ -76,12 +76,14 @@ func TestWriteRealities(t *testing.T) {
 	}
 }
 
-// A reality says that all its processes have ended where the gate allows it, and leaves it out where it does not.
+// A reality says that all its processes have ended, and that the kernel killed one for want of memory, where the gate allows it, and leaves it
+// out where it does not.
 func TestRealitiesSayWhatTheGateAllows(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
 	w := reports(1)[0]
 	w.Reality.State, w.Reality.Available, w.Reality.AllEnded = pod.StateFailed, false, true
+	w.Reality.LastExit = &pod.Exit{Code: -1, Signal: "SIGKILL", OutOfMemory: true, MemoryLimit: 1 << 20, At: time.Unix(1, 0)}
 	written := func() pod.Reality {
 		t.Helper()
 		index, err := session.WriteRealities(t.Context(), w)
@@ -100,7 +102,7 @@ func TestRealitiesSayWhatTheGateAllows(t *testing.T) {
 	if _, _, err := session.guard.present(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if r := written(); r.AllEnded || r.State != pod.StateFailed {
+	if r := written(); r.AllEnded || r.LastExit.OutOfMemory || r.LastExit.MemoryLimit != 0 || r.LastExit.Signal != "SIGKILL" || r.State != pod.StateFailed {
 		t.Errorf("written is %+v under an older gate", r)
 	}
 	st.raise(t, feature.Known.Named("all-ended").Since)
@@ -108,10 +110,10 @@ func TestRealitiesSayWhatTheGateAllows(t *testing.T) {
 	if _, _, err := session.guard.present(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if r := written(); !r.AllEnded {
+	if r := written(); !r.AllEnded || !r.LastExit.OutOfMemory || r.LastExit.MemoryLimit != 1<<20 {
 		t.Errorf("written is %+v under a gate that allows it", r)
 	}
-	if !w.Reality.AllEnded {
+	if !w.Reality.AllEnded || !w.Reality.LastExit.OutOfMemory {
 		t.Error("what was given was changed")
 	}
 }

@@ -379,7 +379,7 @@ func TestReportsFit(t *testing.T) {
 		text := rapid.OneOf(rapid.String(), rapid.Just(strings.Repeat("\u00e4", pod.MaxMessage)))
 		r := pod.Reality{
 			Identity: sceneID(0), Node: "n1", Digest: text.Draw(t, "digest"), Revision: rapid.Int64().Draw(t, "revision"), State: pod.StateReady, Restarts: rapid.Int().Draw(t, "restarts"),
-			Message: text.Draw(t, "message"), LogTail: text.Draw(t, "tail"), LastExit: &pod.Exit{Launchable: text.Draw(t, "launchable"), Code: rapid.Int().Draw(t, "code"), Signal: text.Draw(t, "signal")},
+			Message: text.Draw(t, "message"), LogTail: text.Draw(t, "tail"), LastExit: &pod.Exit{Launchable: text.Draw(t, "launchable"), Code: rapid.Int().Draw(t, "code"), Signal: text.Draw(t, "signal"), OutOfMemory: rapid.Bool().Draw(t, "starved"), MemoryLimit: rapid.Int64().Draw(t, "limit")},
 		}
 		was, cut := r.Check(), r.Fit()
 		if err := r.Check(); err != nil || (was == nil) != (len(cut) == 0) {

@@ -26,6 +26,7 @@ type line struct {
 	reality  *pod.Reality // as last observed; nil when there is nothing to report
 	at       time.Time    // when it last changed
 	since    bool         // its state was entered under this process, so Since is right
+	ended    time.Time    // LastExit of what was counted
 	restarts int          // how many of those in reality were counted; negative: none was looked at, as after a restart of ours
 	erase    bool         // the stored reality has served its purpose
 	erased   bool         // and Consul does not have it any more
@@ -134,8 +135,8 @@ func loopsOn(last, r pod.Reality) bool {
 	return last.State == pod.StateCrashLooping && sameReality(last, r)
 }
 
-// Count returns how many pods are in each state, and how many restarts there were since it was last called.
-func (b *Board) Count() (states map[pod.State]int, restarts int) {
+// Count returns how many pods are in each state, and how many restarts there were since it was last called, and last ends for want of memory.
+func (b *Board) Count() (states map[pod.State]int, restarts, starved int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	states = map[pod.State]int{}
@@ -146,10 +147,16 @@ func (b *Board) Count() (states map[pod.State]int, restarts int) {
 		states[l.reality.State]++
 		if l.restarts >= 0 {
 			restarts += max(0, l.reality.Restarts-l.restarts) // a new version of the pod counts from zero again
+			if exit := l.reality.LastExit; exit != nil && exit.OutOfMemory && exit.At.After(l.ended) {
+				starved++
+			}
 		}
 		l.restarts = l.reality.Restarts
+		if l.reality.LastExit != nil {
+			l.ended = l.reality.LastExit.At
+		}
 	}
-	return states, restarts
+	return states, restarts, starved
 }
 
 // due returns what differs from what Consul has. A pod that was in its state before this process observed it keeps the time since when: the

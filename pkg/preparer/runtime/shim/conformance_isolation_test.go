@@ -254,3 +254,21 @@ func (b *bench) TestIsolationLimits() {
 		}
 	}
 }
+
+// A process that the kernel kills at its memory limit is told so. Where the host has no controller for that, nothing is said of memory: there
+// the process kills itself.
+func (b *bench) TestIsolationOutOfMemory() {
+	// Its words double until it is killed; ulimit keeps a mistake of this test from the host's memory.
+	const limit, hungry = 32 << 20, `ulimit -v 1000000; : > ready; x=0123456789abcdef; while :; do x=$x$x; done`
+	spec, host := b.isolated("p", `: > ready; kill -KILL $$`)
+	enforced := host.Cgroup != "" && slices.Contains(host.Limits, confine.Memory)
+	want := "ended by SIGKILL"
+	if enforced {
+		spec.Command[2], want = hungry, fmt.Sprintf("was killed by the kernel at its memory limit of %d bytes", limit)
+	}
+	spec.Isolation.Memory = limit
+	spec.Restart.Policy = runtime.Never
+	b.start(spec)
+	st := b.await("p", "exited", exited)
+	b.failIf(st.LastExit == nil || st.LastExit.String() != want || st.LastExit.OutOfMemory != enforced, "it ended as %+v, want %q", st.LastExit, want)
+}

@@ -56,7 +56,7 @@ func (f *family) identify(pid, pidfd int) (*child, error) {
 		return nil, err
 	}
 	p, err := proc.New(pid, st.Start, true, pidfd)
-	return &child{p}, err
+	return &child{Process: p}, err
 }
 
 // forget tells the family that the pid was reaped, or that nobody else will do it.

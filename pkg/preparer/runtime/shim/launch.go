@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/stub"
 )
@@ -51,6 +52,7 @@ func (p *process) launch(recalled context.Context) (*child, error) {
 	}
 	defer started.Close()
 	c.Cgroup, c.Mark = spec.cgroup(), p.sup.mark(spec)
+	c.before = isolate.MemoryOf(c.Cgroup)
 	err = p.commit(runtime.Starting, "", func(r *record) {
 		r.PID, r.Start, r.Boot, r.StartedAt = c.PID, c.Start, p.sup.boot, time.Now().UTC()
 		r.Starts++

@@ -242,6 +242,9 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 		return false
 	}
 	exit := c.status(p.current().Spec.Name)
+	if !stopping && c.Cgroup != "" { // what is stopped was killed by us
+		starved(&exit, isolate.MemoryOf(c.Cgroup).Since(c.before), p.current().Spec.memory())
+	}
 	p.sup.family.forget(c.PID)
 	p.setChild(nil)
 	c.Close()

@@ -49,6 +49,14 @@ func (s localSpec) cgroup() string {
 	return s.Isolation.Cgroup
 }
 
+// memory is the limit of the process and all its descendants, in bytes; zero: none.
+func (s localSpec) memory() int64 {
+	if s.Isolation == nil {
+		return 0
+	}
+	return s.Isolation.Memory
+}
+
 // confine says what an isolation takes on this node, for something that has this name below the node's cgroup.
 func (c *Client) confine(wanted *runtime.Isolation, name string) *confine.Confinement {
 	if wanted == nil {

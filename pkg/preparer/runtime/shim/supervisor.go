@@ -123,7 +123,7 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 			}
 		}
 		p.Cgroup, p.Mark = rec.Spec.cgroup(), s.mark(rec.Spec)
-		c := &child{p}
+		c := &child{Process: p}
 		if c.Exited() {
 			return c, runtime.Backoff, nil // its run loop clears up behind it
 		}
