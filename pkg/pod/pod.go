@@ -263,8 +263,8 @@ type Exit struct {
 	Code       int    `json:"code"`             // exit status; -1 when a signal ended it or it is unknown
 	Signal     string `json:"signal,omitempty"` // such as SIGKILL
 	Unknown    bool   `json:"unknown,omitempty"`
-	// OutOfMemory: the kernel killed in the process's cgroup for want of memory. MemoryLimit is the process's own limit, in bytes, where that was
-	// reached; zero: the node, or all its pods together, had no more.
+	// OutOfMemory: the kernel killed in the process's cgroup for want of memory. MemoryLimit is the process's own
+	// limit, in bytes, where that was reached; zero: the node, or all its pods together, had no more.
 	OutOfMemory bool      `json:"out_of_memory,omitempty" feature:"out-of-memory"`
 	MemoryLimit int64     `json:"memory_limit,omitempty" feature:"out-of-memory"`
 	At          time.Time `json:"at"`

@@ -51,9 +51,9 @@ func (p *Preparer) LogFiles(id pod.Identity) (files map[string]string, more bool
 // errStopping keeps commands from being run.
 var errStopping = errors.New("the pod is stopping")
 
-// Command returns what runs a command beside one of the pod's running processes, as the runtime does. An empty name means the first of
-// them. A program without a slash is looked for along the process's PATH, one with a relative path in its directory. One that cannot be run is
-// said by what comes back.
+// Command returns what runs a command beside one of the pod's running processes, as the runtime does. An empty name
+// means the first of them. A program without a slash is looked for along the process's PATH, one with a relative path
+// in its directory. One that cannot be run is said by what comes back.
 func (p *Preparer) Command(id pod.Identity, process string, argv []string) (runtime.Command, error) {
 	spec, err := p.processOf(id, process)
 	if err != nil {
@@ -69,8 +69,8 @@ func (p *Preparer) Command(id pod.Identity, process string, argv []string) (runt
 	}, nil
 }
 
-// lookPath returns the path of a program. Its errors are runtime.ErrNoProgram, and runtime.ErrNotStarted where there are only files along
-// the PATH that nobody may execute.
+// lookPath returns the path of a program. Its errors are runtime.ErrNoProgram, and runtime.ErrNotStarted where there
+// are only files along the PATH that nobody may execute.
 func lookPath(name string, spec *runtime.Spec) (string, error) {
 	if filepath.IsAbs(name) {
 		return name, nil // the attempt to run it says what is wrong

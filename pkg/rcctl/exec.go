@@ -19,8 +19,9 @@ func execCommand() *cli.Command {
 		Description: `The preparer of the pod's node runs the command with the environment, directory, user and limits of one of the pod's
 processes, its first unless --launchable names one. There is no terminal. POD is as for rcctl logs.
 
-The exit code is that of the command, or 128 and the number of the signal that ended it. As in a shell it is 127 when there is
-no such program, and 126 when the program could not be executed; any other is rcctl's own. Arguments are in UTF-8. When rcctl ends before it, the command is ended with all that it started.
+The exit code is that of the command, or 128 and the number of the signal that ended it. As in a shell it is 127 when
+there is no such program, and 126 when the program could not be executed; any other is rcctl's own. Arguments are in
+UTF-8. When rcctl ends before it, the command is ended with all that it started.
 
 Examples:
   rcctl exec web-main-0 -- env

@@ -125,8 +125,9 @@ func TestExitCodesOfServices(t *testing.T) {
 	}
 }
 
-// The rows of rcctl exec in docs/reference/exit-codes.md are those codes that rcctl has for commands that were not run, and an argument that would
-// arrive changed is refused before anything is asked. How a node answers is in the script logs.
+// The rows of rcctl exec in docs/reference/exit-codes.md are those codes that rcctl has for commands that were not
+// run, and an argument that would arrive changed is refused before anything is asked. How a node answers is in the
+// script logs.
 func TestExitCodesOfExec(t *testing.T) {
 	_, prefix := testConn(t)
 	for _, args := range [][]string{{"caf\xe9"}, {"echo", "caf\xe9"}, {"echo", "ok", "\xff"}} {

@@ -76,8 +76,8 @@ func TestWriteRealities(t *testing.T) {
 	}
 }
 
-// A reality says that all its processes have ended, and that the kernel killed one for want of memory, where the gate allows it, and leaves it
-// out where it does not.
+// A reality says that all its processes have ended, and that the kernel killed one for want of memory, where the gate
+// allows it, and leaves it out where it does not.
 func TestRealitiesSayWhatTheGateAllows(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)

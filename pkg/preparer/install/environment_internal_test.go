@@ -11,7 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// The variables that a manifest may name are those that the node sets, as far as their names are of the form that is expanded.
+// The variables that a manifest may name are those that the node sets, as far as their names are of the form that is
+// expanded.
 func TestVariablesOfManifestsAreThoseOfTheNode(t *testing.T) {
 	t.Parallel()
 	m := &manifest.Manifest{

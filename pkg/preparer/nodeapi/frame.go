@@ -31,7 +31,7 @@ const (
 
 // Ended is how a command ended.
 type Ended struct {
-	Code   int    `json:"code"`             // exit status; -1 when a signal ended it; with an Error NotStarted, NoProgram, or nothing else that counts
+	Code   int    `json:"code"`             // exit status; -1 when a signal ended it; with an Error: NotStarted, NoProgram, or -1
 	Signal string `json:"signal,omitempty"` // such as SIGKILL
 	Error  string `json:"error,omitempty"`  // why it was not run, or not to its end
 }

@@ -135,7 +135,8 @@ func loopsOn(last, r pod.Reality) bool {
 	return last.State == pod.StateCrashLooping && sameReality(last, r)
 }
 
-// Count returns how many pods are in each state, and how many restarts there were since it was last called, and last ends for want of memory.
+// Count returns how many pods are in each state, and how many restarts there were since it was last called, and last
+// ends for want of memory.
 func (b *Board) Count() (states map[pod.State]int, restarts, starved int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -55,7 +55,8 @@ var (
 	ErrNotRunning = errors.New("the process is stopped, or about to be")
 	// ErrNotStarted is returned by RunOnce and Exec when the program could not be executed.
 	ErrNotStarted = errors.New("not started")
-	// ErrNoProgram is an ErrNotStarted: there is no file of the program's name. A script whose interpreter is missing is there.
+	// ErrNoProgram is an ErrNotStarted: there is no file of the program's name. A script whose interpreter is missing
+	// is there.
 	ErrNoProgram = fmt.Errorf("%w: no such program", ErrNotStarted)
 	// ErrSurvived is in what RunOnce, Exec and Stop return when something did not end although it was killed.
 	ErrSurvived = errors.New("killed, and not dead yet")

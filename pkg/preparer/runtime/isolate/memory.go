@@ -13,7 +13,8 @@ type Memory struct {
 	Own   int64 // times that the cgroup's own limit left it no other choice
 }
 
-// MemoryOf reads the counters of a cgroup. All are zero where the cgroup is gone, has no memory controller, or is none (dir is empty).
+// MemoryOf reads the counters of a cgroup. All are zero where the cgroup is gone, has no memory controller, or is none
+// (dir is empty).
 func MemoryOf(dir string) Memory {
 	if dir == "" {
 		return Memory{}

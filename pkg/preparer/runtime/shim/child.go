@@ -19,8 +19,8 @@ type child struct {
 	before isolate.Memory // counters of its cgroup when it was started: an earlier run may have left the cgroup behind
 }
 
-// starved says in an exit that the kernel has killed the process for want of memory, where the counters of its cgroup say so and nothing
-// contradicts them. limit is the process's own, in bytes; zero: none.
+// starved says in an exit that the kernel has killed the process for want of memory, where the counters of its cgroup
+// say so and nothing contradicts them. limit is the process's own, in bytes; zero: none.
 func starved(exit *pod.Exit, counted isolate.Memory, limit int64) {
 	if counted.Kills <= 0 || !exit.Unknown && exit.Signal != "SIGKILL" {
 		return

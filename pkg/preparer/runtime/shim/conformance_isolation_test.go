@@ -255,8 +255,8 @@ func (b *bench) TestIsolationLimits() {
 	}
 }
 
-// A process that the kernel kills at its memory limit is told so. Where the host has no controller for that, nothing is said of memory: there
-// the process kills itself.
+// A process that the kernel kills at its memory limit is told so. Where the host has no controller for that, nothing
+// is said of memory: there the process kills itself.
 func (b *bench) TestIsolationOutOfMemory() {
 	// Its words double until it is killed; ulimit keeps a mistake of this test from the host's memory.
 	const limit, hungry = 32 << 20, `ulimit -v 1000000; : > ready; x=0123456789abcdef; while :; do x=$x$x; done`

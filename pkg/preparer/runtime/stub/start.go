@@ -60,7 +60,8 @@ type NoProgramError struct{ text string }
 
 func (e *NoProgramError) Error() string { return e.text }
 
-// complained returns what a stub said of its failure. What was cut off is no complaint of ours to read, and is said as it came.
+// complained returns what a stub said of its failure. What was cut off is no complaint of ours to read, and is said as
+// it came.
 func complained(said []byte) error {
 	var c complaint
 	switch {

@@ -11,6 +11,7 @@ package stub
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -83,10 +84,10 @@ func become() {
 	complain(complaint{Text: confine.ExecError(o.Command[0], err).Error(), NoProgram: isMissing(o.Command[0], err)})
 }
 
-// isMissing reports whether a program could not be executed because there is none. The kernel has the same error for a script, or a
-// program, whose interpreter is missing.
+// isMissing reports whether a program could not be executed because there is none. The kernel has the same error for a
+// script, or a program, whose interpreter is missing.
 func isMissing(path string, err error) bool {
-	if err != syscall.ENOENT { //nolint:errorlint // syscall.Exec returns nothing else
+	if !errors.Is(err, syscall.ENOENT) {
 		return false
 	}
 	_, err = os.Stat(path)
