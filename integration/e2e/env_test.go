@@ -69,6 +69,7 @@ var scenarios = map[string]func(*env){
 	"preparer-crash":    preparerCrash,
 	"preparer-upgrade":  preparerUpgrade,
 	"supervisor-crash":  supervisorCrash,
+	"hung-supervisor":   hungSupervisor,
 	"consul-away":       consulAway,
 	"bad-artifacts":     badArtifacts,
 	"logs-exec":         logsExec,

@@ -16,26 +16,27 @@ type NodeView struct {
 	Alive bool   `json:"alive"` // its preparer lives
 	State string `json:"state"` // alive, away, unmanaged or lost
 	Hearing
-	Address        string            `json:"address"`
-	ConsulNode     string            `json:"consul_node"`
-	Labels         map[string]string `json:"labels"`                    // in effect: the node's own, operators' on top
-	OperatorLabels map[string]string `json:"operator_labels,omitempty"` // those that operators set
-	Open           bool              `json:"open"`                      // takes new pods
-	Cordoned       bool              `json:"cordoned"`                  // by operators: nothing new is placed
-	Drain          *node.Drain       `json:"drain,omitempty"`           // by operators: its pods are moved away
-	UnmanagedSince *time.Time        `json:"unmanaged_since,omitempty"` // its preparer is gone, its machine is not
-	LostSince      *time.Time        `json:"lost_since,omitempty"`      // its machine is gone; nothing where no owner of a pod has noted when
-	Capacity       Usage             `json:"capacity"`
-	Used           Usage             `json:"used"`                   // reserved
-	Free           Usage             `json:"free"`                   // of what is limited
-	PortsInUse     []int             `json:"ports_in_use,omitempty"` // by something else than its pods
-	Orphans        int               `json:"orphans"`
-	Isolation      string            `json:"isolation,omitempty"`    // what its pods have of their own; see docs/running.md
-	Anonymous      string            `json:"anonymous,omitempty"`    // what its pods may do at Consul without a token: node.AnonymousSecured and so on
-	Intents        string            `json:"intents,omitempty"`      // how it learns of them, if it does not watch: node.IntentsPush and so on
-	UntoldSince    *time.Time        `json:"untold_since,omitempty"` // farms could not tell it since
-	Shut           bool              `json:"shut,omitempty"`         // it takes no new intents because of that
-	Version        string            `json:"version"`
+	Address          string            `json:"address"`
+	ConsulNode       string            `json:"consul_node"`
+	Labels           map[string]string `json:"labels"`                    // in effect: the node's own, operators' on top
+	OperatorLabels   map[string]string `json:"operator_labels,omitempty"` // those that operators set
+	Open             bool              `json:"open"`                      // takes new pods
+	Cordoned         bool              `json:"cordoned"`                  // by operators: nothing new is placed
+	Drain            *node.Drain       `json:"drain,omitempty"`           // by operators: its pods are moved away
+	UnmanagedSince   *time.Time        `json:"unmanaged_since,omitempty"` // its preparer is gone, its machine is not
+	LostSince        *time.Time        `json:"lost_since,omitempty"`      // its machine is gone; nothing where no owner of a pod has noted when
+	Capacity         Usage             `json:"capacity"`
+	Used             Usage             `json:"used"`                   // reserved
+	Free             Usage             `json:"free"`                   // of what is limited
+	PortsInUse       []int             `json:"ports_in_use,omitempty"` // by something else than its pods
+	Orphans          int               `json:"orphans"`
+	Isolation        string            `json:"isolation,omitempty"`         // what its pods have of their own; see docs/running.md
+	Anonymous        string            `json:"anonymous,omitempty"`         // what its pods may do at Consul without a token: node.AnonymousSecured and so on
+	Intents          string            `json:"intents,omitempty"`           // how it learns of them, if it does not watch: node.IntentsPush and so on
+	UntoldSince      *time.Time        `json:"untold_since,omitempty"`      // farms could not tell it since
+	Shut             bool              `json:"shut,omitempty"`              // it takes no new intents because of that
+	SupervisorSilent bool              `json:"supervisor_silent,omitempty"` // its supervisor does not answer: nothing is started or stopped there
+	Version          string            `json:"version"`
 }
 
 // Usage is an amount of what nodes have. In a capacity a zero CPU or memory means that it is not limited.
@@ -167,7 +168,7 @@ func JoinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]nod
 			Name: view.Name, Alive: view.Alive, State: Away, Address: view.Address, ConsulNode: view.ConsulNode,
 			Labels: view.AllLabels(), OperatorLabels: view.Ops.Labels, Open: !scheduler.Ineligible(view, taken[view.Name]), Drain: view.Ops.Drain, Cordoned: view.Ops.Unschedulable,
 			Capacity: capacityOf(view), PortsInUse: view.PortsInUse,
-			Orphans: view.OrphanCount(), Version: view.Version, Isolation: view.Isolation, Anonymous: view.Anonymous, Intents: view.Intents, Shut: view.Shut,
+			Orphans: view.OrphanCount(), Version: view.Version, Isolation: view.Isolation, Anonymous: view.Anonymous, Intents: view.Intents, Shut: view.Shut, SupervisorSilent: view.SupervisorSilent,
 		}
 		if view.Alive {
 			n.State = Alive

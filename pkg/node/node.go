@@ -35,6 +35,8 @@ type Node struct {
 	// EnforcesStopAfter: every supervisor of the node that runs a pod with disconnect.stop_after stops it by itself, whatever becomes of the
 	// preparer. Without it time alone says nothing of ordered pods there (ADR 23).
 	EnforcesStopAfter bool `json:"enforces_stop_after,omitempty" feature:"ordered"`
+	// SupervisorSilent: what keeps the node's pods running does not answer the preparer, so that nothing is started or stopped there.
+	SupervisorSilent bool `json:"supervisor_silent,omitempty" feature:"supervisor-silent"`
 	// TTL is the preparer's liveness TTL; see BelievesFor.
 	TTL field.Duration `json:"ttl,omitzero" feature:"ordered"`
 	// Isolation is what pods of the node have of their own: "none", or some of "users,cgroup,tmp"; "refused": they should have

@@ -15,7 +15,7 @@ type Metrics struct {
 	restarts, written, failures     prometheus.Counter
 	starved                         prometheus.Counter
 	hookFailures                    prometheus.Counter
-	cut                             prometheus.Gauge
+	cut, answers                    prometheus.Gauge
 	cutRealities                    prometheus.Counter
 
 	artifactBytes                      prometheus.Gauge
@@ -36,6 +36,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		orphans:      m.Gauge("orphans", "Pods that run without a matching intent."),
 		cut:          m.Gauge("cut_fields", "Fields of the node's record, and orphans, that are cut or left out now because farms would refuse them; the log names them."),
 		cutRealities: m.Counter("cut_realities_total", "Reports of pods of which something was cut because farms would have refused it; the log says what."),
+		answers:      m.Gauge("supervisor_answers", "1 while the node's supervisor answers; at 0 nothing is started or stopped on this node."),
 		locked:       m.Gauge("holds_node", "1 while the node's lock is held, so that new intents are taken."),
 		connected:    m.Gauge("consul_connected", "1 while a session with Consul is held and its intents have been read."),
 		nameRefused:  m.Gauge("name_refused", "1 while the node's name belongs to another host, so that no intents are taken."),

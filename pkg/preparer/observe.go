@@ -12,6 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
+	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 )
 
 // observation is everything that a reality is derived from.
@@ -29,6 +30,7 @@ type observation struct {
 	unhealthy bool   // the check has had its time and does not pass
 	unlisted  bool   // the local agent does not have the service
 	check     string // that the local agent runs, by its name there; empty: it runs none, or does not have it
+	silent    bool   // the supervisor does not answer
 	complaint string // of the health script, or of that check
 }
 
@@ -72,6 +74,9 @@ func observe(o observation) pod.Reality {
 	}
 	r.AllEnded = r.State == pod.StateFailed && allEnded(o)
 	tellDecided(&r, o.decided)
+	if o.silent && r.State != pod.StateStopped {
+		tellSilent(&r)
+	}
 	r.Message = shorten(r.Message, maxMessage)
 	return r
 }
@@ -215,6 +220,14 @@ func downMessage(status runtime.Status) string {
 		return name + " " + status.LastExit.String() + next
 	default:
 		return name + " does not run" + next
+	}
+}
+
+// tellSilent says that nothing can be done for the pod. What it said before is as of the last answer, but that processes have ended which the kernel
+// does not have any more.
+func tellSilent(r *pod.Reality) {
+	if text := supervise.ErrSilent.Error(); !strings.Contains(r.Message, text) {
+		r.Message = strings.TrimSuffix(text+", so that nothing of it is started or stopped; "+r.Message, "; ")
 	}
 }
 

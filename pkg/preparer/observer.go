@@ -68,7 +68,7 @@ func (ob *observer) observeOne(e *entry, now time.Time, tails map[string]pod.Rea
 	said := ob.agent.Said(e.id)
 	o := observation{
 		node: ob.cfg.Node.Name, rec: e.rec, decided: e.decided, activity: e.activity, doing: e.doing, spent: e.state == Spent,
-		standby: said.Standby, unlisted: !said.Known, check: said.Check, complaint: said.Complaint,
+		standby: said.Standby, unlisted: !said.Known, check: said.Check, complaint: said.Complaint, silent: ob.pods.silent,
 	}
 	if o.rec.Version == 0 {
 		return time.Time{} // nothing is reported that is not saved

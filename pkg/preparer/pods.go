@@ -28,6 +28,7 @@ type pods struct {
 	queue   []*entry  // that need a worker
 	intents IntentSet // of the session that there is
 	epoch   string    // that belongs to the intents
+	silent  bool      // the supervisor does not answer: see Preparer.watchSilence
 	local   desired   // what the node's own services shall be
 }
 

@@ -94,6 +94,8 @@ type Config struct {
 	RelistEvery time.Duration // between two looks at the stored realities, which nothing watches; spread by half
 	RetryMin    time.Duration // first pause after an act on a pod failed; it doubles from there
 	RetryMax    time.Duration // bound of that doubling
+	PingEvery   time.Duration // between two questions to the supervisor whether it answers
+	SilentAfter time.Duration // how long it may take to answer
 
 	// Push: farms tell the node of its intents (ADR 26), in place of a standing query; PullEvery is the time between two readings that
 	// nobody asks for, give or take half.
@@ -144,6 +146,8 @@ func (c *Config) setDefaults() {
 	c.PullEvery = cmp.Or(c.PullEvery, DefaultPullEvery)
 	c.RetryMin = cmp.Or(c.RetryMin, 250*time.Millisecond)
 	c.RetryMax = cmp.Or(c.RetryMax, time.Minute)
+	c.PingEvery = cmp.Or(c.PingEvery, 5*time.Second)
+	c.SilentAfter = cmp.Or(c.SilentAfter, 5*time.Second)
 	c.LogBytes = cmp.Or(c.LogBytes, 10<<20)
 	c.LogKeep = cmp.Or(c.LogKeep, 3)
 	c.KeepStopped = cmp.Or(c.KeepStopped, DefaultKeepStopped)
@@ -174,6 +178,7 @@ type Preparer struct {
 	reserve  *durable.Reserve
 	spent    wait.Signal // something of the reserve was used
 	enforces bool        // see enforcesStopAfter; guarded as the pods are
+	silence  silence
 }
 
 // New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged. A disk that gives none
@@ -251,6 +256,7 @@ func New(cfg Config) (*Preparer, error) {
 func (p *Preparer) Run(ctx context.Context) error {
 	var parts sync.WaitGroup
 	parts.Go(func() { p.watchRuntime(ctx) })
+	parts.Go(func() { p.watchSilence(ctx) })
 	parts.Go(func() {
 		if p.awaitReady(ctx) {
 			p.agent.Run(ctx)

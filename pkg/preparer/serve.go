@@ -94,7 +94,7 @@ func (p *Preparer) nodeRecord() (n node.Node, orphans []pod.Orphan, knows bool) 
 	n.Anonymous, n.Shut = p.exposure.Said()
 	n.PortsInUse = p.inUse.inUseNow()
 	p.pods.do(func() {
-		n.EnforcesStopAfter = p.enforces
+		n.EnforcesStopAfter, n.SupervisorSilent = p.enforces, p.pods.silent
 		n.WentBack = p.name.WentBackAt(p.pods.epoch)
 		if knows = p.contact.Informed(); knows {
 			n.Epoch, orphans = p.pods.epoch, p.pods.orphans()

@@ -42,49 +42,55 @@ func (p *Preparer) watchRuntime(ctx context.Context) {
 	}
 }
 
-// sawRuntime hands each pod its processes. The first time it also takes in the pods whose record was lost, and starts
-// a worker for each pod, because any of them may be half way through something.
+// sawRuntime takes in what the runtime has.
 func (p *Preparer) sawRuntime(procs []runtime.Status) {
 	for _, status := range procs {
 		if status.Phase == runtime.Unknown {
 			p.limiter.Report("process "+status.Spec.ID, "runtime cannot say what became of a process; left alone", errors.New(status.Message))
 		}
 	}
+	p.pods.do(func() {
+		p.silence.latest = procs
+		p.handOut(p.silence.known())
+	})
+}
+
+// handOut hands each pod its processes. The first time it also takes in the pods whose record was lost, and starts a worker for each pod, because
+// any of them may be half way through something. The caller is in pods.do.
+func (p *Preparer) handOut(procs []runtime.Status) {
 	all := supervise.ByPod(procs)
 	for _, found := range all {
 		slices.SortFunc(found, func(a, b runtime.Status) int { return strings.Compare(a.Spec.ID, b.Spec.ID) })
 	}
-	p.pods.do(func() {
-		first := !p.allKnown()
-		for id, found := range all {
-			if p.pods.all[id] == nil {
-				p.takeIn(id, found)
+	first := !p.allKnown()
+	for id, found := range all {
+		if p.pods.all[id] == nil {
+			p.takeIn(id, found)
+		}
+	}
+	for id, e := range p.pods.all {
+		changed := !reflect.DeepEqual(e.procs, all[id])
+		if changed {
+			ran, worked := anyAlive(e.procs), e.works()
+			e.sawProcs(all[id], time.Now())
+			if e.works() != worked {
+				p.agent.Wake.Raise()
+			}
+			p.pods.changed(e)
+			if _, orphan := e.orphan(); orphan && ran != anyAlive(e.procs) {
+				p.pods.record.Raise()
 			}
 		}
-		for id, e := range p.pods.all {
-			changed := !reflect.DeepEqual(e.procs, all[id])
-			if changed {
-				ran, worked := anyAlive(e.procs), e.works()
-				e.sawProcs(all[id], time.Now())
-				if e.works() != worked {
-					p.agent.Wake.Raise()
-				}
-				p.pods.changed(e)
-				if _, orphan := e.orphan(); orphan && ran != anyAlive(e.procs) {
-					p.pods.record.Raise()
-				}
-			}
-			tombstone := e.rec.StoppedAt != nil && len(e.procs) == 0
-			if (changed || first) && !tombstone {
-				p.pods.enqueue(e)
-			}
+		tombstone := e.rec.StoppedAt != nil && len(e.procs) == 0
+		if (changed || first) && !tombstone {
+			p.pods.enqueue(e)
 		}
-		if first {
-			p.pods.seen.Raise()
-			close(p.ready)
-		}
-		p.sayEnforces(p.enforcesStopAfter(procs))
-	})
+	}
+	if first {
+		p.pods.seen.Raise()
+		close(p.ready)
+	}
+	p.sayEnforces(!p.pods.silent && p.enforcesStopAfter(procs))
 }
 
 // takeIn takes in a pod that the runtime has and the disk does not know. The caller is in pods.do.

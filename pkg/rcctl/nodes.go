@@ -82,6 +82,9 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 	err = printList(c, std, s, views, slices.Concat(corrupt, badOps, badTaken, badPods), none, tb, row)
 	for i := range views {
 		noteSilent(std, "the preparer of node "+views[i].Name, views[i].Hearing, now)
+		if views[i].Alive && views[i].SupervisorSilent {
+			fmt.Fprintf(std.err, "rcctl: the supervisor of node %s does not answer: nothing is started or stopped there (runbook, A supervisor that does not answer)\n", views[i].Name)
+		}
 	}
 	return err
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
@@ -25,6 +26,10 @@ type Processes struct {
 	begun   atomic.Uint64 // number of the newest question that has begun
 	looking chan struct{} // holds whoever looks at what follows
 
+	mu       sync.Mutex
+	isSilent bool
+	silent   chan struct{} // closed while the runtime is known not to answer
+
 	latest uint64 // number of the question that was answered so
 	all    map[pod.Identity][]runtime.Status
 	err    error
@@ -32,7 +37,7 @@ type Processes struct {
 
 // New returns the processes of a runtime. step is told what was done.
 func New(rt runtime.Runtime, step func(name string)) *Processes {
-	return &Processes{runtime: rt, step: step, looking: make(chan struct{}, 1)}
+	return &Processes{runtime: rt, step: step, looking: make(chan struct{}, 1), silent: make(chan struct{})}
 }
 
 // PodOf returns whose process a status is about. Of one whose record the runtime cannot read only the id is left, which
@@ -98,7 +103,15 @@ func Compare(wanted []string, procs []runtime.Status) Plan {
 
 // Of asks the runtime what it has of a pod at this moment. Workers that ask at the same time share one question, asked after all of them
 // wanted to know: the answer is about all pods, so that each asking for itself would make a start cost more the more pods there are.
-func (s *Processes) Of(ctx context.Context, id pod.Identity) ([]runtime.Status, error) {
+func (s *Processes) Of(ctx context.Context, id pod.Identity) (procs []runtime.Status, err error) {
+	err = s.answering(ctx, func(ctx context.Context) error {
+		procs, err = s.of(ctx, id)
+		return err
+	})
+	return procs, err
+}
+
+func (s *Processes) of(ctx context.Context, id pod.Identity) ([]runtime.Status, error) {
 	want := s.begun.Load() + 1
 	select {
 	case s.looking <- struct{}{}:
@@ -123,7 +136,8 @@ func (s *Processes) Of(ctx context.Context, id pod.Identity) ([]runtime.Status, 
 // Start starts a process. One that is there already is fine.
 func (s *Processes) Start(ctx context.Context, spec runtime.Spec) error {
 	s.step("start")
-	if err := s.runtime.Start(ctx, spec); err != nil && !errors.Is(err, runtime.ErrExists) {
+	err := s.answering(ctx, func(ctx context.Context) error { return s.runtime.Start(ctx, spec) })
+	if err != nil && !errors.Is(err, runtime.ErrExists) {
 		return fmt.Errorf("start %s: %w", spec.Name, err)
 	}
 	s.step("start done")
@@ -136,7 +150,7 @@ func (s *Processes) Stop(ctx context.Context, ids []string) error {
 	for _, id := range ids {
 		all.Go(func() error {
 			s.step("stop")
-			if err := s.runtime.Stop(ctx, id); err != nil {
+			if err := s.answering(ctx, func(ctx context.Context) error { return s.runtime.Stop(ctx, id) }); err != nil {
 				return fmt.Errorf("stop %s: %w", id, err)
 			}
 			s.step("stop done")
@@ -149,7 +163,7 @@ func (s *Processes) Stop(ctx context.Context, ids []string) error {
 // Remove makes the runtime forget what is stopped.
 func (s *Processes) Remove(ctx context.Context, ids []string) error {
 	for _, id := range ids {
-		if err := s.runtime.Remove(ctx, id); err != nil {
+		if err := s.answering(ctx, func(ctx context.Context) error { return s.runtime.Remove(ctx, id) }); err != nil {
 			return fmt.Errorf("remove stopped process %s: %w", id, err)
 		}
 		s.step("remove done")

@@ -19,6 +19,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
+// errUnknownPath is the answer of a supervisor that is older than what it was asked for.
+var errUnknownPath = errors.New("the supervisor does not know this request")
+
 const (
 	firstRetry = 10 * time.Millisecond  // after a failed connection; grows
 	lastRetry  = 250 * time.Millisecond // bound of that
@@ -121,6 +124,15 @@ func (c *Client) Watch(ctx context.Context, cursor uint64) ([]runtime.Status, ui
 	return statuses, all.Cursor, nil
 }
 
+// Ping implements runtime.Runtime. Of a supervisor that knows no pings any answer will do. An error to test for: ErrUnreachable.
+func (c *Client) Ping(ctx context.Context) error {
+	err := c.call(ctx, http.MethodGet, pingPath, nil, nil)
+	if errors.Is(err, errUnknownPath) {
+		return nil
+	}
+	return err
+}
+
 // Watchdogs implements runtime.Runtime.
 func (c *Client) Watchdogs() bool { return c.watchdogs.Load() }
 
@@ -217,6 +229,8 @@ func (c *Client) once(ctx context.Context, method, path string, in, out any) err
 	switch {
 	case resp.StatusCode == http.StatusServiceUnavailable:
 		return fmt.Errorf("%w: %w", ErrUnreachable, errLeaving)
+	case resp.StatusCode == http.StatusNotFound:
+		return fmt.Errorf("call supervisor: %w", errUnknownPath)
 	case resp.StatusCode/100 != 2:
 		var f failure
 		if err := json.Unmarshal(data, &f); err != nil || f.Message == "" {

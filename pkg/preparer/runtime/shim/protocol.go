@@ -16,6 +16,7 @@ const (
 	stopPath   = "/v1/stop"   // POST target; answers when nothing runs
 	removePath = "/v1/remove" // POST target
 	watchPath  = "/v1/watch"  // GET ?cursor=&base=; answers with snapshot, or 204 when nothing changed for a while
+	pingPath   = "/v1/ping"   // GET; answers when every write to the disk that was under way is over
 )
 
 // maxRequest bounds what a client may send, in bytes. A manifest has at most 64 KiB.

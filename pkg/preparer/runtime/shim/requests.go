@@ -3,8 +3,10 @@ package shim
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
+	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
 // byHand is what to do about a process whose state cannot be read: it may run, and nothing is known that could end it.
@@ -120,6 +122,23 @@ func (p *process) recordStop() (ended <-chan struct{}, err error) {
 	return p.ended, nil
 }
 
+// lookAtWrite is the pause between two looks at a write that is under way.
+const lookAtWrite = 10 * time.Millisecond
+
+// ping returns nil once no write to the disk is under way that was when it was called. A supervisor whose disk hangs can neither start nor stop
+// anything, although it answers.
+func (s *supervisor) ping(ctx context.Context) error {
+	for _, p := range s.all() {
+		for !p.write.TryLock() { // not Lock, which would wait for a disk that hangs after the client has left
+			if wait.Pause(ctx, lookAtWrite) != nil {
+				return errLeaving
+			}
+		}
+		p.write.Unlock()
+	}
+	return nil
+}
+
 // remove forgets a stopped or exited process.
 func (s *supervisor) remove(id string) error {
 	p := s.find(id)
@@ -139,7 +158,10 @@ func (s *supervisor) remove(id string) error {
 		} else if now.Desired != wantStop || !closed(p.ended) {
 			return fmt.Errorf("remove %s: %w", id, runtime.ErrNotStopped)
 		}
-		if err := s.records.Forget(id); err != nil {
+		p.write.Lock()
+		err := s.records.Forget(id)
+		p.write.Unlock()
+		if err != nil {
 			return err
 		}
 	}
