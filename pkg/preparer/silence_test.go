@@ -71,8 +71,12 @@ func TestASupervisorThatStandsStill(t *testing.T) {
 	}
 	b.tell(intent(2, digest, pod.Stopped, 2))
 	const silence = "supervisor does not answer"
-	b.awaitReality(0, "failed", func(r pod.Reality) bool { return r.State == pod.StateFailed && !r.Available && strings.Contains(r.Message, silence) })
-	b.awaitReality(1, "as it was", func(r pod.Reality) bool { return r.State == pod.StateReady && r.Available && strings.Contains(r.Message, silence) })
+	b.awaitReality(0, "failed", func(r pod.Reality) bool {
+		return r.State == pod.StateFailed && !r.Available && strings.Contains(r.Message, silence)
+	})
+	b.awaitReality(1, "as it was", func(r pod.Reality) bool {
+		return r.State == pod.StateReady && r.Available && strings.Contains(r.Message, silence)
+	})
 	b.awaitState(2, pod.StateStopping, 2, silence)
 	says(true)
 	b.awaitMetric(reg, "rcfarm_preparer_supervisor_answers", "", 0, 0)
