@@ -18,8 +18,9 @@ func TestMain(m *testing.M) {
 	os.Exit(consultest.Main(m))
 }
 
-// A short run with a fixed seed: a restored snapshot, a node that writes garbage, a killed leader while a machine dies with its nodes, and
-// everything deleted. The files of a bad run stay. Longer ones, with all faults, rollouts and ordered groups: make chaos.
+// A short run with a fixed seed: a restored snapshot, a node that writes garbage, a killed leader while a machine dies
+// with its nodes, and everything deleted. The files of a bad run stay. Longer ones, with all faults, rollouts and
+// ordered groups: make chaos.
 func TestShortRun(t *testing.T) {
 	args := []string{"-seed", "162", "-time", "50s", "-pods", "100", "-rollouts=false", "-ordered=false", "-v"}
 	if code := start(append(args, "-faults", "leader-kill,snapshot-restore,host-loss,wipe,node-garbage")); code != exitGood {

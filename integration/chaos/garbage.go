@@ -20,9 +20,10 @@ const (
 	garbageEvery  = 50 * time.Millisecond
 )
 
-// nodeGarbage writes, as the owner of one node's token, records that no reader may accept. They replace the node's own record, its pages of
-// orphans, and its reports. The node's preparer lives and reports beside that. Farms must leave these records out, and everything else must go on.
-// To undo it the preparer is restarted, as an operator does after the intruder is gone: the preparer writes its records again.
+// nodeGarbage writes, as the owner of one node's token, records that no reader may accept. They replace the node's own
+// record, its pages of orphans, and its reports. The node's preparer lives and reports beside that. Farms must leave
+// these records out, and everything else must go on. To undo it the preparer is restarted, as an operator does after
+// the intruder is gone: the preparer writes its records again.
 func nodeGarbage(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	n := c.nodes[rng.IntN(len(c.nodes))]
 	var errs []error
@@ -62,7 +63,8 @@ func (s *simulated) garbage(keys *store.Keys, rng *rand.Rand) (key, value string
 	}
 }
 
-// The forms of bad values for any record. NODE stands for the node's name, and MARK for the mark by which the checker knows the value.
+// The forms of bad values for any record. NODE stands for the node's name, and MARK for the mark by which the checker
+// knows the value.
 var badAnything = []string{
 	`MARK`, `"MARK"`, `["MARK"]`, `{"MARK":`, `{"MARK":1}`, `{"name":7,"node":7,"rc_id":7,"revision":"MARK"}`,
 	`{"name":"another","node":"another","MARK":[[[[[[[[{}]]]]]]]]}`, `{"name":"MARK` + strings.Repeat("x", 300<<10) + `"}`,

@@ -7,7 +7,8 @@ import (
 )
 
 // ownerAt returns the farm that held a controller's lock when the transaction was carried out, and its session; "" when none
-// did. A session's name has the key prefix after the farm's. One that lives by its own TTL, and not by a check, bears the incarnation, too.
+// did. A session's name has the key prefix after the farm's. One that lives by its own TTL, and not by a check, bears
+// the incarnation, too.
 func (w *Write) ownerAt(rcID string) (farm, sessionID string) {
 	lock := w.before(prefix + "locks/" + rcID)
 	if lock == nil || lock.Session == "" || lock.lockValue() == nil {

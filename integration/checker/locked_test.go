@@ -25,7 +25,8 @@ func TestWritersHaveTheLocks(t *testing.T) {
 	w.expect("P1 share changed by another")
 }
 
-// A session that lives by its own TTL bears the incarnation in its name. A session of another farm, or of another cluster's, does not count.
+// A session that lives by its own TTL bears the incarnation in its name. A session of another farm, or of another
+// cluster's, does not count.
 func TestSessionsOfBothKinds(t *testing.T) {
 	t.Parallel()
 	for name, rule := range map[string]string{

@@ -21,8 +21,8 @@ type Key struct {
 	trusted *Key // of a key that a hostile node wrote: the version before; nil: there was none
 }
 
-// HostileMark is in every value that a run writes as a hostile node. No reader may believe such a value. The checker therefore
-// judges by the version before.
+// HostileMark is in every value that a run writes as a hostile node. No reader may believe such a value. The checker
+// therefore judges by the version before.
 const HostileMark = "written-by-a-hostile-node"
 
 // hostile reports whether the run wrote the value as a hostile node.

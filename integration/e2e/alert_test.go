@@ -77,8 +77,9 @@ func (p *pager) has(kind rc.ConditionType, status string) (key string, err error
 	return p.took[i].Key, nil
 }
 
-// alertWebhook: a receiver of alerts fails, hangs, redirects and is cut off; looks go on, and nothing counts as told. A farm that is killed
-// after the receiver took an alert, and before that is stored, tells it again with the same key. Its end is told, too.
+// alertWebhook: a receiver of alerts fails, hangs, redirects and is cut off; looks go on, and nothing counts as told. A
+// farm that is killed after the receiver took an alert, and before that is stored, tells it again with the same key.
+// Its end is told, too.
 func alertWebhook(e *env) {
 	e.startConsul("")
 	p := newPager(e)

@@ -14,17 +14,20 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// This takes 21 minutes, most of which nothing happens in, so it runs on its own and only where it is asked for: `make blind`.
+// This takes 21 minutes, most of which nothing happens in, so it runs on its own and only where it is asked for: `make
+// blind`.
 func init() { scenarios = map[string]func(*env){"blind-farm": blindFarm} }
 
-// How long daemons do not look at Consul, and when Consul has forgotten what was deleted at first: it keeps deletions for 15 minutes.
+// How long daemons do not look at Consul, and when Consul has forgotten what was deleted at first: it keeps deletions
+// for 15 minutes.
 const (
 	stoppedFor = 17 * time.Minute
 	cutFor     = 20 * time.Minute
 )
 
-// blindFarm: a farm is stopped, and another farm and a preparer are without Consul, until Consul has forgotten what was deleted meanwhile. The records
-// are fewer then, and the index of their keys is lower than the last one that these daemons saw. Nothing is taken for a store that went back in time.
+// blindFarm: a farm is stopped, and another farm and a preparer are without Consul, until Consul has forgotten what was
+// deleted meanwhile. The records are fewer then, and the index of their keys is lower than the last one that these
+// daemons saw. Nothing is taken for a store that went back in time.
 func blindFarm(e *env) {
 	e.startConsul(`{"limits": {"http_max_conns_per_client": 1000}}`) // all of it is on one machine
 	farmsConsul, nodesConsul := newProxy(e.t, e.consul.Addr), newProxy(e.t, e.consul.Addr)
@@ -104,7 +107,8 @@ func blindFarm(e *env) {
 	}
 }
 
-// index returns the index of all keys below a part of the prefix, which it waits ten seconds for if it still is the other one.
+// index returns the index of all keys below a part of the prefix, which it waits ten seconds for if it still is the
+// other one.
 func (e *env) index(part string, other int) int {
 	e.t.Helper()
 	url := fmt.Sprintf("http://%s/v1/kv/%s%s?keys&wait=10s&index=%d", e.consul.Addr, store.DefaultPrefix, part, other)

@@ -17,8 +17,9 @@ import (
 // This sets the clock of the machine, so it runs on its own and only where it is asked for: `make faults`.
 func init() { scenarios = map[string]func(*env){"clock-step": clockStep} }
 
-// clockStep: the clock of the machine, which is that of farms and preparers, is an hour ahead and then corrected, and an hour behind and then
-// corrected. No pod is touched, changes and stops are carried out in each time, and the breaker does not trip: fewer are stopped than it takes.
+// clockStep: the clock of the machine, which is that of farms and preparers, is an hour ahead and then corrected, and
+// an hour behind and then corrected. No pod is touched, changes and stops are carried out in each time, and the breaker
+// does not trip: fewer are stopped than it takes.
 func clockStep(e *env) {
 	e.startConsul("")
 	for n := range 3 {

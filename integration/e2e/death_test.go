@@ -89,8 +89,9 @@ func agentRebooted(e *env) {
 	e.sameProcesses(processes, "after the preparer of a machine that once failed was stopped")
 }
 
-// lostStaysLost: all processes of a machine are killed. It is lost, and stays so when its pod is placed elsewhere and when the former copy is forgotten, as no
-// record tells of the loss any more. Nothing on it is shown as ready. With its preparer it is back.
+// lostStaysLost: all processes of a machine are killed. It is lost, and stays so when its pod is placed elsewhere and
+// when the former copy is forgotten, as no record tells of the loss any more. Nothing on it is shown as ready. With its
+// preparer it is back.
 func lostStaysLost(e *env) {
 	e.startConsul("")
 	agents, preparers := e.machines(3)

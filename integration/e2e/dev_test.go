@@ -14,8 +14,9 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
-// devPortTaken: a development cluster that is given the port of a Consul that is there already refuses, writes nothing to it, and leaves
-// nothing behind. It used to take that Consul for its own, and services of pods away from the cluster that works there.
+// devPortTaken: a development cluster that is given the port of a Consul that is there already refuses, writes nothing
+// to it, and leaves nothing behind. It used to take that Consul for its own, and services of pods away from the cluster
+// that works there.
 func devPortTaken(e *env) {
 	e.startConsul("")
 	e.farm("f1", "")

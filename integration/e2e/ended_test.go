@@ -13,8 +13,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// drainEnded: pods that run once stay where they have ended, on a node that is drained and on a machine that is lost, and run no second time.
-// One that has ended with status 0 is as it should be; one that has failed is not, and stays as well.
+// drainEnded: pods that run once stay where they have ended, on a node that is drained and on a machine that is lost,
+// and run no second time. One that has ended with status 0 is as it should be; one that has failed is not, and stays as
+// well.
 func drainEnded(e *env) {
 	e.startConsul("")
 	agents, preparers := e.machines(3)

@@ -40,7 +40,8 @@ func (h *hostile) may(method, path, body string) string {
 // puts writes a key.
 func (h *hostile) puts(key, text string) { h.t.Helper(); h.may(http.MethodPut, "/v1/kv/"+key, text) }
 
-// says writes the node's record under a session of its own, as its preparer would; what is in the record besides its name is given.
+// says writes the node's record under a session of its own, as its preparer would; what is in the record besides its
+// name is given.
 func (h *hostile) says(more string) {
 	h.t.Helper()
 	key := h.store.Keys().Nodes.Key(h.node)
@@ -125,8 +126,8 @@ var hostileDeeds = []struct {
 	}},
 }
 
-// hostileNode: whoever has one node's token writes what it likes, one thing after the other. Each time the other nodes and all controllers go on, and no
-// farm begins again.
+// hostileNode: whoever has one node's token writes what it likes, one thing after the other. Each time the other nodes
+// and all controllers go on, and no farm begins again.
 func hostileNode(e *env) {
 	agent := e.startGuarded()
 	farm := e.tokensOf(1, "farm", "--agent", agent)[0].SecretID
@@ -175,7 +176,8 @@ func hostileNode(e *env) {
 	e.deployed(web{replicas: 2, version: "2", update: "step: 1"})
 }
 
-// listsNodes fails the scenario unless rcctl nodes shows the other nodes. Where it cannot read a record it says which, and what helps.
+// listsNodes fails the scenario unless rcctl nodes shows the other nodes. Where it cannot read a record it says which,
+// and what helps.
 func (e *env) listsNodes() {
 	e.t.Helper()
 	out, err := e.tryRcctl("", "nodes")
@@ -189,7 +191,8 @@ func (e *env) listsNodes() {
 	}
 }
 
-// scaledTo scales a controller and waits until so many of its pods are there, and no more. Copies that only the hostile node says it has do not count.
+// scaledTo scales a controller and waits until so many of its pods are there, and no more. Copies that only the hostile
+// node says it has do not count.
 func (e *env) scaledTo(name string, n int) {
 	e.t.Helper()
 	e.rcctl("", "rc", "scale", name, fmt.Sprint(n))

@@ -12,8 +12,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// hungSupervisor: a supervisor is stopped in mid-air, and one pod dies. Log, metric, node record and realities say so within 30 s, the dead pod counts
-// no more, a stop says what it waits for, and nothing is ended. When the supervisor goes on everything is well again by itself.
+// hungSupervisor: a supervisor is stopped in mid-air, and one pod dies. Log, metric, node record and realities say so
+// within 30 s, the dead pod counts no more, a stop says what it waits for, and nothing is ended. When the supervisor
+// goes on everything is well again by itself.
 func hungSupervisor(e *env) {
 	e.startConsul("")
 	n1 := e.preparer(1)
@@ -87,7 +88,8 @@ func hungSupervisor(e *env) {
 	}
 }
 
-// said reports whether the only pod of a controller is in this state, and its reality says that the supervisor does not answer.
+// said reports whether the only pod of a controller is in this state, and its reality says that the supervisor does not
+// answer.
 func (e *env) said(name string, state pod.State, available bool) error {
 	recs, _, err := e.store.Realities.List(e.t.Context(), store.Default)
 	if err != nil {

@@ -9,8 +9,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// massStopAllowed: a deploy, and then a scaling, stop so many pods that the breaker trips. The same command with --allow-mass-stop lets it pass what it
-// withholds, and that stops after rcctl farm resume, as the runbook says. Before and after, the command answers "up to date" and writes nothing.
+// massStopAllowed: a deploy, and then a scaling, stop so many pods that the breaker trips. The same command with
+// --allow-mass-stop lets it pass what it withholds, and that stops after rcctl farm resume, as the runbook says. Before
+// and after, the command answers "up to date" and writes nothing.
 func massStopAllowed(e *env) {
 	e.site(2, 1)
 	const many = 14
@@ -46,7 +47,8 @@ func massStopAllowed(e *env) {
 	}
 }
 
-// writesNothing fails the scenario unless a command answers that all is up to date, and leaves the controller of web and the audit trail as they are.
+// writesNothing fails the scenario unless a command answers that all is up to date, and leaves the controller of web
+// and the audit trail as they are.
 func (e *env) writesNothing(stdin string, args ...string) {
 	e.t.Helper()
 	look := func() string {

@@ -19,8 +19,8 @@ func aboutPods(r *http.Request) bool {
 	return err != nil || strings.Contains(text, "rcfarm-pod-") || strings.Contains(text, "rcfarm-node-")
 }
 
-// nameRefused: a second preparer is started on a node, with its name and another data directory. It is refused, and writes nothing about the
-// services of the pods that run there.
+// nameRefused: a second preparer is started on a node, with its name and another data directory. It is refused, and
+// writes nothing about the services of the pods that run there.
 func nameRefused(e *env) {
 	e.startConsul("")
 	e.preparer(1)

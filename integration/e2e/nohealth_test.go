@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// noHealth: a pod without a health check is found while its process runs, and its preparer too. It is not found in a crash loop; a restart of the
-// preparer takes it out as little as one with a check; when nothing of the preparer is there for longer, only the one with a check is found.
+// noHealth: a pod without a health check is found while its process runs, and its preparer too. It is not found in a
+// crash loop; a restart of the preparer takes it out as little as one with a check; when nothing of the preparer is
+// there for longer, only the one with a check is found.
 func noHealth(e *env) {
 	e.startConsul("")
 	p := e.preparer(1)
@@ -49,7 +50,8 @@ pod:
 	found(0)
 }
 
-// heardSinceRestart returns an error unless a preparer that was started again holds its node and has had its services looked at.
+// heardSinceRestart returns an error unless a preparer that was started again holds its node and has had its services
+// looked at.
 func (e *env) heardSinceRestart(p *daemon) error {
 	if n := strings.Count(p.logText(), "session taken"); n < 2 {
 		return fmt.Errorf("%d sessions were taken, want 2", n)

@@ -12,8 +12,9 @@ import (
 // notAToken is a word that looks like a token, and that no Consul knows.
 const notAToken = "11111111-2222-3333-4444-555555555555"
 
-// tokenRefused: a farm and a preparer whose token Consul does not know say so once, with the file and the cure, keep it in their metrics and
-// in /readyz, and say once when it is mended; a second farm of one name does likewise. Wrong command lines end with 2, and nothing else does.
+// tokenRefused: a farm and a preparer whose token Consul does not know say so once, with the file and the cure, keep it
+// in their metrics and in /readyz, and say once when it is mended; a second farm of one name does likewise. Wrong
+// command lines end with 2, and nothing else does.
 func tokenRefused(e *env) {
 	agent := e.startGuarded()
 	farmToken := e.tokensOf(1, "farm", "--agent", agent)[0].SecretID
@@ -58,7 +59,8 @@ func tokenRefused(e *env) {
 	}
 }
 
-// stuckOn returns an error until the daemon has tried so often to have a session in vain, and says everywhere what is in its way.
+// stuckOn returns an error until the daemon has tried so often to have a session in vain, and says everywhere what is
+// in its way.
 func (d *daemon) stuckOn(program, kind, cure string, tries int) error {
 	if n := strings.Count(d.logText(), `msg="session ended"`); n < tries {
 		return fmt.Errorf("%s has tried %d times", d.name, n)
@@ -87,8 +89,8 @@ func (d *daemon) mended() error {
 	return nil
 }
 
-// saidOnce fails the scenario unless the log has one line, besides those for who looks closely, about what was in the daemon's way, and one about
-// its end. The first session after it is none of them.
+// saidOnce fails the scenario unless the log has one line, besides those for who looks closely, about what was in the
+// daemon's way, and one about its end. The first session after it is none of them.
 func (d *daemon) saidOnce(kind string) {
 	d.e.t.Helper()
 	var about []string

@@ -14,8 +14,8 @@ import (
 // numberedLine is as long whatever its number is.
 const numberedLine = "numbered line %09d ......................................................................................................\n"
 
-// logRotation: a pod's log is rotated ten times while it is written and followed, and the supervisor is killed again and again: no line is
-// lost or seen twice.
+// logRotation: a pod's log is rotated ten times while it is written and followed, and the supervisor is killed again
+// and again: no line is lost or seen twice.
 func logRotation(e *env) {
 	e.startConsul("")
 	e.preparer(1)
@@ -75,7 +75,8 @@ func writeNumbered(log string, total int64, followed *atomic.Int64) error {
 	return nil
 }
 
-// keptOnce fails the test unless what is kept of a log ends with the last of so many lines, and has each once and in order.
+// keptOnce fails the test unless what is kept of a log ends with the last of so many lines, and has each once and in
+// order.
 func (e *env) keptOnce(log string, total int) {
 	e.t.Helper()
 	e.within(limit, func() error {

@@ -10,7 +10,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 )
 
-// attack stops whatever joins the pod's cgroup as soon as it has the pod's user, and says so of those that are stubs still.
+// attack stops whatever joins the pod's cgroup as soon as it has the pod's user, and says so of those that are stubs
+// still.
 const attack = `
 mount=$(while read _ dir type _; do [ $type = cgroup2 ] && echo $dir; done </proc/mounts)
 members=$mount$(sed -n 's/^0:://p' /proc/self/cgroup)/cgroup.procs
@@ -29,8 +30,8 @@ while :; do
 	done <$members
 done`
 
-// stoppedStub: a pod stops the commands beside it before they are programs. They end with their caller and with the pod, and so do their
-// guards.
+// stoppedStub: a pod stops the commands beside it before they are programs. They end with their caller and with the
+// pod, and so do their guards.
 func stoppedStub(e *env) {
 	e.startConsul("")
 	e.preparer(1)

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// variables: a program is given the node's variables in its arguments, its environment and its check as values, and others as they are written;
-// one that the pod does not have is refused before anything runs.
+// variables: a program is given the node's variables in its arguments, its environment and its check as values, and
+// others as they are written; one that the pod does not have is refused before anything runs.
 func variables(e *env) {
 	e.startConsul("")
 	e.preparer(1)

@@ -9,7 +9,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 )
 
-// A wrong URL for alerts is refused, and not shown: it may be a secret. A program with an alerter of its own takes none.
+// A wrong URL for alerts is refused, and not shown: it may be a secret. A program with an alerter of its own takes
+// none.
 func TestTheURLForAlertsIsNotShown(t *testing.T) {
 	t.Parallel()
 	farm := app.FarmConfig{

@@ -143,7 +143,8 @@ func (b *base) untilLifeline(ctx context.Context) error {
 	}
 }
 
-// sessionEvents logs what happens to the daemon's sessions. What follows from an obstacle that was told already is for those who look closely.
+// sessionEvents logs what happens to the daemon's sessions. What follows from an obstacle that was told already is for
+// those who look closely.
 func (b *base) sessionEvents(event string, s *consul.Session, err error) {
 	log := b.log
 	met := b.obstacles.met(err)

@@ -188,7 +188,8 @@ func (c *DevConfig) conns() int {
 	return c.Farms*farmConns + c.Nodes*preparerConns + people
 }
 
-// ErrPortTaken says that another program has the port that Consul was to have. Nothing was asked of it, and nothing written.
+// ErrPortTaken says that another program has the port that Consul was to have. Nothing was asked of it, and nothing
+// written.
 var ErrPortTaken = errors.New("another program has the port")
 
 // takenError says what to do about it.
@@ -197,13 +198,15 @@ func takenError(port int, err error) error {
 		ErrPortTaken, port, err)
 }
 
-// errConsulEnded says that Consul ended before it was ready, as where another program has taken one of its ports meanwhile.
+// errConsulEnded says that Consul ended before it was ready, as where another program has taken one of its ports
+// meanwhile.
 var errConsulEnded = errors.New("consul ended")
 
 // consulTries is how often Consul is started on other free ports where it ends before it is ready.
 const consulTries = 3
 
-// startConsul starts Consul, and waits until the one that it has started answers. Nothing else speaks to what is at that address before.
+// startConsul starts Consul, and waits until the one that it has started answers. Nothing else speaks to what is at
+// that address before.
 func (d *devCluster) startConsul(ctx context.Context, group *errgroup.Group) error {
 	for try := 1; ; try++ {
 		err := d.tryConsul(ctx, group)

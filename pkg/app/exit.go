@@ -12,7 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// The exit codes of farm and preparer. A service manager need not start a daemon again after ExitConfig: it would end in the same way.
+// The exit codes of farm and preparer. A service manager need not start a daemon again after ExitConfig: it would end
+// in the same way.
 const (
 	ExitDone   = 0
 	ExitError  = 1
@@ -35,7 +36,8 @@ func (e *configError) Unwrap() error { return e.err }
 // onHost are the flags that are wrong because of what is on the machine, such as a file system that is mounted later.
 var onHost = []string{"hooks-dir", "node-token-dir", "node-ca"}
 
-// misconfigured marks an error about what a daemon was told. One that is only about what is on the machine may be gone at the next start.
+// misconfigured marks an error about what a daemon was told. One that is only about what is on the machine may be gone
+// at the next start.
 func misconfigured(err error) error {
 	if all, is := errors.AsType[field.Errors](err); is && !slices.ContainsFunc(all, func(e *field.Error) bool { return !slices.Contains(onHost, e.Field) }) {
 		return err
@@ -63,6 +65,6 @@ func Exit(stderr io.Writer, program string, err error) int {
 	return ExitError
 }
 
-// CrashBySignal has a panic, and whatever else ends the Go runtime, end the program by SIGABRT. By default it would end with status 2, which
-// stands for a wrong command line, and after which a unit may stay stopped.
+// CrashBySignal has a panic, and whatever else ends the Go runtime, end the program by SIGABRT. By default it would end
+// with status 2, which stands for a wrong command line, and after which a unit may stay stopped.
 func CrashBySignal() { debug.SetTraceback("crash") }

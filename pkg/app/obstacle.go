@@ -25,8 +25,8 @@ const (
 // maxObstacleText bounds what is said of what Consul answered, in bytes.
 const maxObstacleText = 300
 
-// obstacles says what keeps one daemon from its work: once in the log when it begins and once when it is over, and all the while in a
-// metric and to whoever asks whether the daemon is ready.
+// obstacles says what keeps one daemon from its work: once in the log when it begins and once when it is over, and all
+// the while in a metric and to whoever asks whether the daemon is ready.
 type obstacles struct {
 	log    obs.Logger
 	client *consul.Client

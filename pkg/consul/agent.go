@@ -135,7 +135,8 @@ type registration struct {
 	Checks []registeredCheck `json:",omitempty"`
 }
 
-// registeredCheck is the API's, and whether redirects are not followed, which the agent knows and the API's client does not.
+// registeredCheck is the API's, and whether redirects are not followed, which the agent knows and the API's client does
+// not.
 type registeredCheck struct {
 	api.AgentServiceCheck
 	DisableRedirects bool `json:",omitempty"`

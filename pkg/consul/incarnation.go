@@ -25,7 +25,8 @@ func (c *SessionConfig) checkID(incarnation string) string {
 	return c.serviceID(incarnation) + "-ttl"
 }
 
-// sessionName is no beginning of another daemon's followed by a slash: a scope ends with one slash, and has no two in a row.
+// sessionName is no beginning of another daemon's followed by a slash: a scope ends with one slash, and has no two in a
+// row.
 func (c *SessionConfig) sessionName() string {
 	name := fmt.Sprintf("rcfarm/%s/%s", c.Kind, c.Name)
 	if c.Scope != "" {

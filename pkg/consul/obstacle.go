@@ -18,8 +18,8 @@ const (
 	stuckLook = time.Second // how soon another token is noticed meanwhile
 )
 
-// TokenRefused reports whether Consul does not know a request's token, or does not allow the token what was asked for. Another try does
-// not mend that.
+// TokenRefused reports whether Consul does not know a request's token, or does not allow the token what was asked for.
+// Another try does not mend that.
 func TokenRefused(err error) bool {
 	refused, is := errors.AsType[*RefusedError](err)
 	return is && refused.Denied() || answered(err, http.StatusForbidden) || errors.Is(err, ErrFiltered)

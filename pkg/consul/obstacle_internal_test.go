@@ -14,7 +14,8 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// After what only a person mends the pauses grow to half a minute, and end when the token changes; after anything else they stay short.
+// After what only a person mends the pauses grow to half a minute, and end when the token changes; after anything else
+// they stay short.
 func TestPausesAfterWhatAPersonMends(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	write := func(token string) {

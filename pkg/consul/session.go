@@ -27,8 +27,8 @@ const lockDelay = time.Millisecond
 type SessionConfig struct {
 	Kind string // "farm" or "preparer"; the Consul service is rcfarm-<kind>
 	Name string // stable name of the farm or node
-	// Scope is the key prefix of the cluster. It tells apart daemons of one kind and name that belong to several clusters on one Consul: after
-	// a regression a daemon destroys all earlier sessions of its own kind, name and scope (R5).
+	// Scope is the key prefix of the cluster. It tells apart daemons of one kind and name that belong to several clusters
+	// on one Consul: after a regression a daemon destroys all earlier sessions of its own kind, name and scope (R5).
 	Scope string
 	Mode  SessionMode   // ByCheck when empty
 	TTL   time.Duration // of the check, DefaultTTL when zero, at least 1 s; or of the sessions, at least MinSessionTTL
@@ -45,8 +45,8 @@ type SessionConfig struct {
 	// OnRenewed is called each time that the servers have renewed the sessions, and told how often that is. An error is told like one of
 	// renewing, except where it matches ErrRefused, and has it all tried again sooner. It may be nil.
 	OnRenewed func(ctx context.Context, s *Session, every time.Duration) error
-	// Stuck reports whether a session ended for a reason that only a person mends. Then the pauses before the next one grow to 30 s, and
-	// end when the token changes. Nil: no reason is such.
+	// Stuck reports whether a session ended for a reason that only a person mends. Then the pauses before the next one
+	// grow to 30 s, and end when the token changes. Nil: no reason is such.
 	Stuck func(err error) bool
 }
 
@@ -126,8 +126,8 @@ func asleep() time.Duration {
 	return sinceStart() - time.Duration(awake.Nano())
 }
 
-// sinceStart returns how long ago the machine started, time asleep included. It panics if the kernel has no such clock: each Linux since
-// 2.6.39 has (clock_gettime(2)).
+// sinceStart returns how long ago the machine started, time asleep included. It panics if the kernel has no such clock:
+// each Linux since 2.6.39 has (clock_gettime(2)).
 func sinceStart() time.Duration {
 	var all unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &all); err != nil {

@@ -32,9 +32,9 @@ type WatchOptions struct {
 // DefaultWait is how long a server keeps a standing query open.
 const DefaultWait = 5 * time.Minute
 
-// deletionsKept is for how long after the last good look Consul surely remembers each deletion since then. Its tombstones live 15
-// minutes, which no option changes (TombstoneTTL in Consul's agent/consul/config.go). One minute is left for the time between a
-// question and the look at its answer.
+// deletionsKept is for how long after the last good look Consul surely remembers each deletion since then. Its
+// tombstones live 15 minutes, which no option changes (TombstoneTTL in Consul's agent/consul/config.go). One minute is
+// left for the time between a question and the look at its answer.
 const deletionsKept = 14 * time.Minute
 
 // The pause between two polls of one watch. It grows while changes come without end, so that a storm is read in few
@@ -303,8 +303,9 @@ func (h history) same(pairs []Pair) bool {
 // one more to have it. A lock that was removed and made again since counts from the beginning; whose it is knows better
 // whether that can be.
 //
-// A deletion together with a lower index proves nothing after a long time without a look: Consul forgets the deletion, and
-// the index falls to that of the newest key that is left. So this sign counts only for deletionsKept after the last look.
+// A deletion together with a lower index proves nothing after a long time without a look: Consul forgets the deletion,
+// and the index falls to that of the newest key that is left. So this sign counts only for deletionsKept after the last
+// look.
 func (h history) wentBack(pairs []Pair, index uint64, now time.Duration) bool {
 	if !h.valid {
 		return false

@@ -162,8 +162,9 @@ func TestRetryPauseIsBounded(t *testing.T) {
 	}
 }
 
-// A watch that did not look for longer than Consul remembers deletions takes none of them for a return in time. It may have been stopped while
-// it waited, with an answer that was old when it was read: so a look counts from when it was asked for.
+// A watch that did not look for longer than Consul remembers deletions takes none of them for a return in time. It may
+// have been stopped while it waited, with an answer that was old when it was read: so a look counts from when it was
+// asked for.
 func TestADeletionThatConsulHasForgotten(t *testing.T) {
 	t.Parallel()
 	both, one := pairsOf(map[string]uint64{"a": 5, "b": 9}), pairsOf(map[string]uint64{"a": 5})

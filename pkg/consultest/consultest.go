@@ -170,8 +170,8 @@ func Main(m *testing.M) int {
 	return code
 }
 
-// forgetOtherConsul removes what the shell says of a Consul of its own (CONSUL_HTTP_ADDR, a token, TLS), because clients
-// and programs under test would turn to that one. CONSUL_BIN is the program that tests start.
+// forgetOtherConsul removes what the shell says of a Consul of its own (CONSUL_HTTP_ADDR, a token, TLS), because
+// clients and programs under test would turn to that one. CONSUL_BIN is the program that tests start.
 func forgetOtherConsul() {
 	for _, variable := range os.Environ() {
 		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "CONSUL_") && name != "CONSUL_BIN" {

@@ -21,9 +21,10 @@ const (
 	massStopLeast  = 10
 )
 
-// stopCounter counts for the breaker what the controllers of this farm mean to run, and when this farm first saw that pods were asked to
-// stop. What an earlier owner asked for is learnt from the placements when they are first read (R14). Time is counted by the clock that is
-// never set, because a clock that was wrong once must not let stops count for hours.
+// stopCounter counts for the breaker what the controllers of this farm mean to run, and when this farm first saw that
+// pods were asked to stop. What an earlier owner asked for is learnt from the placements when they are first read
+// (R14). Time is counted by the clock that is never set, because a clock that was wrong once must not let stops count
+// for hours.
 type stopCounter struct {
 	mu     sync.Mutex
 	last   map[pod.Identity]counted // the last stop of each pod
@@ -73,8 +74,8 @@ func (s *stopCounter) add(now moment, stops []stop) {
 	s.note(now, stops)
 }
 
-// note notes stops that are new and were asked for within the window, or, by a clock that was wrong, in the future. The caller holds the
-// mutex.
+// note notes stops that are new and were asked for within the window, or, by a clock that was wrong, in the future. The
+// caller holds the mutex.
 func (s *stopCounter) note(now moment, stops []stop) {
 	for _, st := range stops {
 		known, is := s.last[st.pod]
@@ -88,7 +89,8 @@ func (s *stopCounter) note(now moment, stops []stop) {
 	}
 }
 
-// forgetOld forgets the stops that do not count any more, unless their placements would have them counted again. The caller holds the mutex.
+// forgetOld forgets the stops that do not count any more, unless their placements would have them counted again. The
+// caller holds the mutex.
 func (s *stopCounter) forgetOld(now moment) {
 	maps.DeleteFunc(s.last, func(_ pod.Identity, c counted) bool { return !c.counts(now) && now.wall.Sub(c.asked) > massStopWindow })
 }
@@ -156,8 +158,8 @@ func (s *stopCounter) forget(rcID string) {
 	delete(s.unread, rcID)
 }
 
-// unreadable notes that records of a controller cannot be read. None of its pods is stopped and none counts as owned, so the stops of other
-// controllers need not wait for it.
+// unreadable notes that records of a controller cannot be read. None of its pods is stopped and none counts as owned,
+// so the stops of other controllers need not wait for it.
 func (s *stopCounter) unreadable(rcID string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -261,8 +261,9 @@ func TestTheBreakerCountsFromTheLastTry(t *testing.T) {
 	}
 }
 
-// A farm's clock runs an hour ahead while it stops pods, and is then corrected. What the farm asked for counts for a minute, and not until the clock
-// gets there again, whether the placements say the time of then or have got another one.
+// A farm's clock runs an hour ahead while it stops pods, and is then corrected. What the farm asked for counts for a
+// minute, and not until the clock gets there again, whether the placements say the time of then or have got another
+// one.
 func TestTheBreakerCountsByTheSteadyClock(t *testing.T) {
 	t.Parallel()
 	for name, rewritten := range map[string]bool{"the placements keep the time": false, "the placements get a time that can be": true} {
@@ -289,7 +290,8 @@ func TestTheBreakerCountsByTheSteadyClock(t *testing.T) {
 	}
 }
 
-// A farm that takes over counts what an earlier owner asked for within the last minute, whatever is said of the future, and nothing older.
+// A farm that takes over counts what an earlier owner asked for within the last minute, whatever is said of the future,
+// and nothing older.
 func TestTheBreakerCountsWhatAnEarlierOwnerAskedFor(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -316,7 +318,8 @@ func TestTheBreakerCountsWhatAnEarlierOwnerAskedFor(t *testing.T) {
 	}
 }
 
-// What an operator has looked at, and answered with rcctl farm resume, counts no more. What is asked for afterwards does.
+// What an operator has looked at, and answered with rcctl farm resume, counts no more. What is asked for afterwards
+// does.
 func TestResumingClearsWhatTheBreakerCounted(t *testing.T) {
 	t.Parallel()
 	s, now := newStopCounter(), momentNow()

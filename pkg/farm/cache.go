@@ -200,7 +200,8 @@ func (w *cache) wentBack(ctx context.Context) error {
 	return w.wentBackFrom(ctx, w.now().schema.Value.Epoch, "")
 }
 
-// wentBackFrom is wentBack for a store that went back from a time with the given epoch, as one node alone says, "" for none.
+// wentBackFrom is wentBack for a store that went back from a time with the given epoch, as one node alone says, "" for
+// none.
 func (w *cache) wentBackFrom(ctx context.Context, epoch, witness string) error {
 	w.log.Warn("the store went back in time; asking every node what it runs")
 	if err := w.store.RenewEpoch(ctx, epoch, witness); err != nil {

@@ -44,7 +44,8 @@ func (c *cluster) ailing(id, why string) {
 	c.condition(id, rc.Unreadable, true, "it cannot be worked on: panic: "+why)
 }
 
-// A scheduler that panics over one controller holds up that one alone. Its fence moves before each further look, and when the panics end it is worked on again.
+// A scheduler that panics over one controller holds up that one alone. Its fence moves before each further look, and
+// when the panics end it is worked on again.
 func TestAPanicInALookIsContained(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -73,7 +74,8 @@ func TestAPanicInALookIsContained(t *testing.T) {
 	c.condition("bad", rc.Unreadable, false, "")
 }
 
-// A panic in a goroutine that a look has started is one in the look: here in those that carry batches out, after the first.
+// A panic in a goroutine that a look has started is one in the look: here in those that carry batches out, after the
+// first.
 func TestAPanicBesideALookIsContained(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

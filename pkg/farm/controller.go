@@ -54,7 +54,8 @@ func (c *ReplicationController) look(ctx context.Context) (again time.Duration, 
 	return again, err
 }
 
-// suffers tells of a look that panicked: its stack in the log, once, and in the status that the controller cannot be worked on. Before that the fence moves.
+// suffers tells of a look that panicked: its stack in the log, once, and in the status that the controller cannot be
+// worked on. Before that the fence moves.
 func (c *ReplicationController) suffers(ctx context.Context, ps *pass, panicked *contain.Panic) {
 	c.kit.metrics.panics.Inc()
 	if ps.mem.panicked != panicked.Error() {

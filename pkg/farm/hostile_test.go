@@ -12,8 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A node that writes what it likes keeps no farm from its work, neither on other nodes nor on the controllers that it names. What it writes that
-// cannot be is said.
+// A node that writes what it likes keeps no farm from its work, neither on other nodes nor on the controllers that it
+// names. What it writes that cannot be is said.
 func TestAHostileNodeHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	const (
@@ -52,7 +52,8 @@ func TestAHostileNodeHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// lockedBy puts texts at keys, and has the record of a node among them held by a session, as whoever has the node's token can.
+// lockedBy puts texts at keys, and has the record of a node among them held by a session, as whoever has the node's
+// token can.
 func (c *cluster) lockedBy(name string, texts map[string]string) {
 	c.t.Helper()
 	client, st := c.connect()

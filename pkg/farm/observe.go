@@ -26,7 +26,8 @@ func (f *Farm) Ready() error {
 	}
 }
 
-// Joined is closed once the farm has its name to itself for as long as the session lasts. Nothing is done in its name before.
+// Joined is closed once the farm has its name to itself for as long as the session lasts. Nothing is done in its name
+// before.
 func (f *Farm) Joined() <-chan struct{} { return f.joined }
 
 // Members returns the ids of the living farms, as last seen.

@@ -65,8 +65,8 @@ func (w *cache) readOrphans(ctx context.Context) error {
 	}
 }
 
-// unread returns the living nodes whose records speak of pages that have not been read. Those that were read, and of which some orphans are left
-// out, stay as they are until their records lead to others.
+// unread returns the living nodes whose records speak of pages that have not been read. Those that were read, and of
+// which some orphans are left out, stay as they are until their records lead to others.
 func (w *cache) unread() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

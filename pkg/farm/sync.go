@@ -145,8 +145,8 @@ func (f *Farm) notSynced(ctx context.Context, schema store.Schema, since time.Ti
 	return ""
 }
 
-// heed acts on what nodes say that saw the store go back in time. It returns why nothing may be added because of that, and whether some node says so still. A node's
-// word that cannot be so is told, and changes nothing.
+// heed acts on what nodes say that saw the store go back in time. It returns why nothing may be added because of that,
+// and whether some node says so still. A node's word that cannot be so is told, and changes nothing.
 func (f *Farm) heed(ctx context.Context, schema store.Schema, since time.Time) (reason string, still bool) {
 	nodes, _ := f.cache.nodesAt()
 	w := store.WitnessesOf(schema, slices.Collect(maps.Values(nodes)), time.Now(), time.Since(since))

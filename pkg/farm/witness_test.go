@@ -18,7 +18,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// lies has a node say, whatever its preparer writes, that the store went back from an epoch that is made of the present one.
+// lies has a node say, whatever its preparer writes, that the store went back from an epoch that is made of the present
+// one.
 func (c *cluster) lies(name string, of func(epoch string) string) (stop func()) {
 	return c.background(func(ctx context.Context) error {
 		for {
@@ -114,7 +115,8 @@ func epochIn(d time.Duration) string {
 	return strings.ToLower(id.String())
 }
 
-// A node that says again and again that the store went back has the epoch renewed once: the next time waits for another witness, or for its operators.
+// A node that says again and again that the store went back has the epoch renewed once: the next time waits for another
+// witness, or for its operators.
 func TestOneWitnessRenewsOnce(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

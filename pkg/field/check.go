@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// What follows judges fields of stored records. Farms read tens of thousands of those at once, so that nothing here compiles, matches or allocates
-// before there is a mistake.
+// What follows judges fields of stored records. Farms read tens of thousands of those at once, so that nothing here
+// compiles, matches or allocates before there is a mistake.
 
 // IsName reports whether a text is a DNS label; see NamePattern.
 func IsName(s string) bool {
@@ -68,7 +68,8 @@ func (es *Errors) CheckBytes(path, text string, most int) {
 	}
 }
 
-// Sum adds two amounts that are zero or more. What is too much for the type stays the most that there is: it does not become less than nothing.
+// Sum adds two amounts that are zero or more. What is too much for the type stays the most that there is: it does not
+// become less than nothing.
 func Sum(a, b int64) int64 {
 	if a > math.MaxInt64-b {
 		return math.MaxInt64

@@ -11,8 +11,8 @@ const LabelAllowed = "labels in Kubernetes' syntax: an optional DNS prefix and '
 // maxLabelPrefix is how long the part of a label's key before the slash may be: a DNS name.
 const maxLabelPrefix = 253
 
-// IsLabel reports whether key and value are a label in Kubernetes' syntax. Its own package says the same in many times the time, and records of
-// thousands of pods and nodes are judged at once.
+// IsLabel reports whether key and value are a label in Kubernetes' syntax. Its own package says the same in many times
+// the time, and records of thousands of pods and nodes are judged at once.
 func IsLabel(key, value string) bool {
 	prefix, name, prefixed := strings.Cut(key, "/")
 	if !prefixed {
@@ -67,7 +67,8 @@ func isAlphanumeric(c byte) bool {
 	return '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
-// CheckLabels is manifest.ValidateLabels for a stored record, which may have as many labels as several documents give it.
+// CheckLabels is manifest.ValidateLabels for a stored record, which may have as many labels as several documents give
+// it.
 func (es *Errors) CheckLabels(path string, set map[string]string, most int) {
 	if len(set) > most {
 		es.Add(path, Text(fmt.Sprintf("%d entries", len(set))), fmt.Sprintf("0 to %d entries", most))
@@ -80,7 +81,8 @@ func (es *Errors) CheckLabels(path string, set map[string]string, most int) {
 	}
 }
 
-// CheckPorts records ports of a stored record that no manifest could have, by their names. One without a number yet has zero.
+// CheckPorts records ports of a stored record that no manifest could have, by their names. One without a number yet has
+// zero.
 func (es *Errors) CheckPorts(path string, ports map[string]int) {
 	if len(ports) > MaxPorts {
 		es.Add(path, Text(fmt.Sprintf("%d entries", len(ports))), fmt.Sprintf("0 to %d entries", MaxPorts))

@@ -8,8 +8,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Losses are the present deaths of nodes, by name, with what is known of their machines. A lost node stays lost until its preparer is back, also when its
-// pods are placed elsewhere, because their former copies bear it, too. When these are forgotten, Consul still knows that its agent has failed.
+// Losses are the present deaths of nodes, by name, with what is known of their machines. A lost node stays lost until
+// its preparer is back, also when its pods are placed elsewhere, because their former copies bear it, too. When these
+// are forgotten, Consul still knows that its agent has failed.
 type Losses map[string]loss
 
 type loss struct {
@@ -31,8 +32,9 @@ type Pods struct {
 	Losses     Losses
 }
 
-// LossesOf returns what is known of the nodes whose records nobody holds. A machine is lost when the owner of one of its pods has noted so, or when
-// Consul calls its agent failed. What placements say about earlier deaths does not count; zero names no death.
+// LossesOf returns what is known of the nodes whose records nobody holds. A machine is lost when the owner of one of
+// its pods has noted so, or when Consul calls its agent failed. What placements say about earlier deaths does not
+// count; zero names no death.
 func LossesOf(recs []store.Rec[node.Node], placements []pod.Placement, failedAgents map[string]bool) Losses {
 	losses, deaths := Losses{}, map[string]uint64{}
 	for i := range recs {
@@ -80,8 +82,9 @@ func (l Losses) gone(name string) string {
 	return "its node is gone"
 }
 
-// believe corrects what a node reported last by what is known of the node. On a lost machine nothing runs. Of a pod without a placement on a node without a
-// preparer nobody knows whether it runs: an operator may have declared it gone. What is placed on such a node counts as it was reported last (P6).
+// believe corrects what a node reported last by what is known of the node. On a lost machine nothing runs. Of a pod
+// without a placement on a node without a preparer nobody knows whether it runs: an operator may have declared it gone.
+// What is placed on such a node counts as it was reported last (P6).
 func (l Losses) believe(v *PodView) {
 	_, dead := l[v.Node]
 	switch {

@@ -11,7 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// The pod of a controller on one node, as each reader shows it: its last report counts while only the preparer is away, and not when the machine is gone.
+// The pod of a controller on one node, as each reader shows it: its last report counts while only the preparer is away,
+// and not when the machine is gone.
 func TestReadersBelieveLosses(t *testing.T) {
 	t.Parallel()
 	id, one := pod.Identity{RCID: "01", Role: "main"}, 1

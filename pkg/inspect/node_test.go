@@ -37,7 +37,8 @@ func TestJoinNodes(t *testing.T) {
 	}
 }
 
-// The earliest loss that an owner of pods found out about counts, where the node is not alive and the loss is of its present death. Former copies bear it, too.
+// The earliest loss that an owner of pods found out about counts, where the node is not alive and the loss is of its
+// present death. Former copies bear it, too.
 func TestAddLosses(t *testing.T) {
 	t.Parallel()
 	at := func(s int64) *time.Time { v := time.Unix(s, 0); return &v }
@@ -62,7 +63,8 @@ func TestAddLosses(t *testing.T) {
 		}},
 	}
 	views := JoinNodes(recs, nil, nil)
-	// Consul calls the agents of c, which is held all the same, of h, of which no owner has noted anything, and of i failed.
+	// Consul calls the agents of c, which is held all the same, of h, of which no owner has noted anything, and of i
+	// failed.
 	AddLosses(views, LossesOf(recs, placements, map[string]bool{"machine-c": true, "machine-h": true, "machine-i": true}))
 	for i, want := range [][2]string{
 		{"unmanaged", Unmanaged}, {"lost", Lost}, {"yes", Alive}, {"no", Away}, {"no", Away}, {"lost", Lost}, {"no", Away}, {"lost", Lost}, {"lost", Lost},

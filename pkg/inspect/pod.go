@@ -59,7 +59,8 @@ const (
 )
 
 // JoinPods joins placements with what nodes report, and adds the copies on nodes that a pod has left and the pods that
-// run without a placement. Losses are those of their nodes, and rcNames maps ids of controllers to names. The result is sorted by rc name, role, index, node.
+// run without a placement. Losses are those of their nodes, and rcNames maps ids of controllers to names. The result is
+// sorted by rc name, role, index, node.
 func JoinPods(placements []pod.Placement, realities []pod.Reality, losses Losses, rcNames map[string]string) []PodView {
 	reported := make(map[store.At]*pod.Reality, len(realities))
 	for i := range realities {

@@ -113,8 +113,8 @@ func severity(r *pod.Reality) int {
 	}
 }
 
-// Failing returns the pod that is worst off of those that are to run some manifests and are not available, nil for none. What was on a lost machine fails no
-// more.
+// Failing returns the pod that is worst off of those that are to run some manifests and are not available, nil for
+// none. What was on a lost machine fails no more.
 func Failing(pods *Pods, digests rc.Digests) (worst *pod.Placement, says pod.Reality) {
 	for i := range pods.Placements {
 		p := &pods.Placements[i]

@@ -10,7 +10,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// WitnessLines says for people which nodes say that the store went back in time, what farms did about it in the last hour, and what they wait for.
+// WitnessLines says for people which nodes say that the store went back in time, what farms did about it in the last
+// hour, and what they wait for.
 func WitnessLines(s *store.Schema, w *store.Witnesses, now time.Time) []string {
 	var lines []string
 	if age := now.Sub(s.CreatedAt).Round(time.Second); s.WentBack && age < store.SoleWitness {

@@ -10,15 +10,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// ours is a variable of the node's in a text of the manifest: ${PORT_HTTP}. With one more $ before it, it stands for itself. Other variables
-// are for the program, or its shell, to expand.
+// ours is a variable of the node's in a text of the manifest: ${PORT_HTTP}. With one more $ before it, it stands for
+// itself. Other variables are for the program, or its shell, to expand.
 var ours = regexp.MustCompile(`(\$?)\$\{((?:PORT|POD|RC|VOLUME)_[A-Za-z0-9_]*)\}`)
 
 // podVariables are those that each pod has.
 var podVariables = []string{"POD_DIGEST", "POD_HOME", "POD_ID", "POD_INDEX", "POD_REPLICAS", "POD_ROLE", "RC_ID"}
 
-// Expand replaces the node's variables in a text of a manifest by their values, once: what a value holds stands for itself. A variable that is
-// not among them is empty, as in a shell; Validate refuses all but those that Variables has.
+// Expand replaces the node's variables in a text of a manifest by their values, once: what a value holds stands for
+// itself. A variable that is not among them is empty, as in a shell; Validate refuses all but those that Variables has.
 func Expand(text string, values map[string]string) string {
 	return ours.ReplaceAllStringFunc(text, func(found string) string {
 		parts := ours.FindStringSubmatch(found)

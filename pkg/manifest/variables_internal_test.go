@@ -45,7 +45,8 @@ func TestExpandProperties(t *testing.T) {
 	})
 }
 
-// A variable of ours that the pod does not have is a mistake in each place where variables are expanded, and one that it has is none.
+// A variable of ours that the pod does not have is a mistake in each place where variables are expanded, and one that
+// it has is none.
 func TestVariablesThatThePodDoesNotHave(t *testing.T) {
 	t.Parallel()
 	const document = `{"version": 1, "id": "web", "ports": [{"name": "http-main", "dynamic": true}], "volumes": [{"name": "data"}],

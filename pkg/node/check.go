@@ -22,11 +22,12 @@ const (
 	MaxMemory = field.MaxPodMemory
 	// MaxPortsInUse bounds how many numbers a record lists that others hold.
 	MaxPortsInUse = 128
-	// MaxOrphans is how many pods a node lists that run without a matching intent, and MaxOrphanPages on how many pages at the most.
+	// MaxOrphans is how many pods a node lists that run without a matching intent, and MaxOrphanPages on how many pages at
+	// the most.
 	MaxOrphans     = MaxSlots
 	MaxOrphanPages = 512
-	// maxText bounds an address, a version or a name that is none of ours, maxURL a URL and maxWord a word of which a newer version may have
-	// others, in bytes.
+	// maxText bounds an address, a version or a name that is none of ours, maxURL a URL and maxWord a word of which a
+	// newer version may have others, in bytes.
 	maxText = 255
 	maxURL  = field.MaxTextBytes
 	maxWord = field.MaxName
@@ -47,7 +48,8 @@ func (n *Node) texts(do func(name string, text *string, most int)) {
 	do("intents", &n.Intents, maxWord)
 }
 
-// Check reports why nothing can be decided by a node's record. Unknown fields and words are fine: a newer preparer may have written them.
+// Check reports why nothing can be decided by a node's record. Unknown fields and words are fine: a newer preparer may
+// have written them.
 func (n *Node) Check() error {
 	var errs field.Errors
 	errs.CheckName("name", n.Name)
@@ -62,7 +64,8 @@ func (n *Node) Check() error {
 	if !inOrder(n.PortsInUse) || len(n.PortsInUse) > MaxPortsInUse {
 		errs.Add("ports_in_use", field.Text(fmt.Sprintf("%d numbers", len(n.PortsInUse))), fmt.Sprintf("at most %d different numbers from 1 to %d, the lowest first", MaxPortsInUse, field.MaxPort))
 	}
-	// What `regressed` may say is for whoever heeds it (store.WitnessesOf): a word that cannot be so is ignored, and the rest of the record counts.
+	// What `regressed` may say is for whoever heeds it (store.WitnessesOf): a word that cannot be so is ignored, and the
+	// rest of the record counts.
 	if p := n.OrphanPages; p != nil {
 		p.check(&errs)
 	}
@@ -95,8 +98,9 @@ func inOrder(ports []int) bool {
 	return true
 }
 
-// Fit cuts what the record would be refused for, and returns the names of those fields: a node that could not write its record because of one field
-// would be no node. What no value stands for, its name, stays. It changes nothing that the record shares with others.
+// Fit cuts what the record would be refused for, and returns the names of those fields: a node that could not write its
+// record because of one field would be no node. What no value stands for, its name, stays. It changes nothing that the
+// record shares with others.
 func (n *Node) Fit() (cut []string) {
 	n.texts(func(name string, text *string, most int) {
 		if len(*text) > most {
@@ -145,7 +149,8 @@ func FitOrphans(orphans []pod.Orphan) (fit []pod.Orphan, leftOut int) {
 	return fit, len(orphans) - len(fit)
 }
 
-// UnmarshalJSON reads a page. Orphans that no farm could take over are left out, and said in Refused: the others are pods all the same.
+// UnmarshalJSON reads a page. Orphans that no farm could take over are left out, and said in Refused: the others are
+// pods all the same.
 func (p *OrphanPage) UnmarshalJSON(data []byte) error {
 	type plain OrphanPage // without this method
 	var read struct {

@@ -35,7 +35,8 @@ type Node struct {
 	// EnforcesStopAfter: every supervisor of the node that runs a pod with disconnect.stop_after stops it by itself, whatever becomes of the
 	// preparer. Without it time alone says nothing of ordered pods there (ADR 23).
 	EnforcesStopAfter bool `json:"enforces_stop_after,omitempty" feature:"ordered"`
-	// SupervisorSilent: what keeps the node's pods running does not answer the preparer, so that nothing is started or stopped there.
+	// SupervisorSilent: what keeps the node's pods running does not answer the preparer, so that nothing is started or
+	// stopped there.
 	SupervisorSilent bool `json:"supervisor_silent,omitempty" feature:"supervisor-silent"`
 	// TTL is the preparer's liveness TTL; see BelievesFor.
 	TTL field.Duration `json:"ttl,omitzero" feature:"ordered"`
@@ -61,7 +62,8 @@ type Node struct {
 	// preparers wrote as many as fitted, and in OrphansLeftOut how many did not.
 	Orphans        []pod.Orphan `json:"orphans,omitempty"`
 	OrphansLeftOut int          `json:"orphans_left_out,omitempty"`
-	// OrphansRefused says why orphans on the pages are left out that no farm could take over, for those who have read them; OrphansLeftOut counts these, too.
+	// OrphansRefused says why orphans on the pages are left out that no farm could take over, for those who have read
+	// them; OrphansLeftOut counts these, too.
 	OrphansRefused []string `json:"-"`
 }
 

@@ -12,17 +12,19 @@ import (
 const (
 	// MaxReplicas is how many replicas one controller may ask for.
 	MaxReplicas = 10_000
-	// MaxIndex is the highest index. Indices are given from zero, and one is free again when its pod's stop is confirmed, so that a controller whose pods
-	// stop while others start takes more than it asks for.
+	// MaxIndex is the highest index. Indices are given from zero, and one is free again when its pod's stop is confirmed,
+	// so that a controller whose pods stop while others start takes more than it asks for.
 	MaxIndex = 10*MaxReplicas - 1
-	// MaxRevision is the highest revision that a record may bear: from there on a few more can be counted without a number that turns negative.
+	// MaxRevision is the highest revision that a record may bear: from there on a few more can be counted without a number
+	// that turns negative.
 	MaxRevision = 1 << 62
 	// MaxMessage bounds a message of a node, and MaxLogTail what it repeats of a log, in bytes.
 	MaxMessage = 2 << 10
 	MaxLogTail = 2 << 10
 	// MaxRestarts is the highest number of restarts that is reported.
 	MaxRestarts = math.MaxInt32
-	// MaxLabels is how many labels a pod may have: those of its manifest and of its controller, and the two that every pod has.
+	// MaxLabels is how many labels a pod may have: those of its manifest and of its controller, and the two that every pod
+	// has.
 	MaxLabels = 2*field.MaxLabels + 2
 	// maxWord bounds a word of which a newer version may have others, such as a state.
 	maxWord = field.MaxName
@@ -33,7 +35,8 @@ const (
 	runAllowed    = string(Running) + " or " + string(Stopped)
 )
 
-// check records what is wrong with an identity. It becomes part of keys and file names, so that nothing may be assumed of it.
+// check records what is wrong with an identity. It becomes part of keys and file names, so that nothing may be assumed
+// of it.
 func (id *Identity) check(errs *field.Errors) {
 	errs.CheckName("rc_id", id.RCID)
 	errs.CheckName("role", id.Role)
@@ -47,7 +50,8 @@ func (id Identity) Check() error {
 	return errs.Err()
 }
 
-// Check reports why a stored placement cannot be acted on. Unknown fields are fine: a newer version may have written it.
+// Check reports why a stored placement cannot be acted on. Unknown fields are fine: a newer version may have written
+// it.
 func (p *Placement) Check() error {
 	var errs field.Errors
 	p.Identity.check(&errs)
@@ -136,8 +140,8 @@ func (in *Intent) Check() error {
 	return errs.Err()
 }
 
-// Check reports why a reality says nothing. A state that this build does not know is none of the known ones, and nothing else: a newer preparer may
-// report it.
+// Check reports why a reality says nothing. A state that this build does not know is none of the known ones, and
+// nothing else: a newer preparer may report it.
 func (r *Reality) Check() error {
 	var errs field.Errors
 	r.Identity.check(&errs)
@@ -165,8 +169,8 @@ func (r *Reality) Check() error {
 	return errs.Err()
 }
 
-// Fit cuts what the record would be refused for, and returns the names of those fields: a node that could not report a pod because of
-// one field would report nothing of it. What no value stands for, such as another pod's identity, stays.
+// Fit cuts what the record would be refused for, and returns the names of those fields: a node that could not report a
+// pod because of one field would report nothing of it. What no value stands for, such as another pod's identity, stays.
 func (r *Reality) Fit() (cut []string) {
 	text := func(name string, s *string, most int) {
 		if len(*s) > most {

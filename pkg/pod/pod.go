@@ -248,8 +248,8 @@ func (r *Reality) Drops(next *Reality) bool {
 	return r.Counts() && !(next.Counts() && next.Digest == r.Digest)
 }
 
-// Ended reports whether all processes of the digest have ended for good. Where it runs once, no revision of the pod with this digest starts
-// them again on the node.
+// Ended reports whether all processes of the digest have ended for good. Where it runs once, no revision of the pod
+// with this digest starts them again on the node.
 func (r *Reality) Ended(digest string) bool {
 	return r != nil && (r.State == StateEnded || r.State == StateFailed && r.AllEnded) && !r.Available && r.Digest == digest
 }

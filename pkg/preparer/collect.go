@@ -95,8 +95,9 @@ func (c *collector) forget(e *entry) error {
 	return err
 }
 
-// redate replaces the times of stops that cannot be by now, in the records and once: else a tombstone would stay until the clock gets there,
-// or would begin to count with each start of a preparer. Of these pods no worker begins meanwhile.
+// redate replaces the times of stops that cannot be by now, in the records and once: else a tombstone would stay until
+// the clock gets there, or would begin to count with each start of a preparer. Of these pods no worker begins
+// meanwhile.
 func (c *collector) redate(now instant) error {
 	var wrong []*entry
 	c.pods.do(func() {

@@ -43,7 +43,8 @@ func TestExpiredTombstones(t *testing.T) {
 	}
 }
 
-// For how long a pod has been stopped follows from the clock that nobody sets where that tells, and from no time that cannot be.
+// For how long a pod has been stopped follows from the clock that nobody sets where that tells, and from no time that
+// cannot be.
 func TestStoppedFor(t *testing.T) {
 	t.Parallel()
 	now := instant{time.Now(), proc.Moment{Boot: "this", Up: 40 * time.Hour}}
@@ -86,7 +87,8 @@ func TestStoppedFor(t *testing.T) {
 	}
 }
 
-// A tombstone from the future, or from before all, has its time replaced once, on the disk, and stands its time from then on.
+// A tombstone from the future, or from before all, has its time replaced once, on the disk, and stands its time from
+// then on.
 func TestTombstonesOfAWrongClock(t *testing.T) {
 	t.Parallel()
 	disk, err := NewDisk(t.TempDir(), nil)

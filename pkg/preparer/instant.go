@@ -34,8 +34,9 @@ func (r Record) stoppedAt(now instant) Record {
 	return r
 }
 
-// stoppedFor returns for how long a pod has been stopped: by the machine's clock since its start, where it was stopped since then, whatever the other
-// clock said or says. Else that one counts, which nobody may have set yet on a machine that was started lately. A wrong time counts as now.
+// stoppedFor returns for how long a pod has been stopped: by the machine's clock since its start, where it was stopped
+// since then, whatever the other clock said or says. Else that one counts, which nobody may have set yet on a machine
+// that was started lately. A wrong time counts as now.
 func stoppedFor(rec *Record, now instant) time.Duration {
 	if m := rec.StoppedMoment; m != nil {
 		if stood := now.up.Since(*m); stood != proc.Never {
@@ -52,7 +53,8 @@ func stoppedFor(rec *Record, now instant) time.Duration {
 	return stood
 }
 
-// wrongStop reports whether a pod cannot have been stopped when its record says: before any was, or in the future. A clock was wrong.
+// wrongStop reports whether a pod cannot have been stopped when its record says: before any was, or in the future. A
+// clock was wrong.
 func wrongStop(rec *Record, now instant) bool {
 	if rec.StoppedAt == nil || rec.StoppedMoment != nil && now.up.Since(*rec.StoppedMoment) != proc.Never {
 		return false

@@ -223,8 +223,8 @@ func downMessage(status runtime.Status) string {
 	}
 }
 
-// tellSilent says that nothing can be done for the pod. What it said before is as of the last answer, but that processes have ended which the kernel
-// does not have any more.
+// tellSilent says that nothing can be done for the pod. What it said before is as of the last answer, but that
+// processes have ended which the kernel does not have any more.
 func tellSilent(r *pod.Reality) {
 	if text := supervise.ErrSilent.Error(); !strings.Contains(r.Message, text) {
 		r.Message = strings.TrimSuffix(text+", so that nothing of it is started or stopped; "+r.Message, "; ")

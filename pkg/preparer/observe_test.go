@@ -129,7 +129,8 @@ func TestObserveHopeless(t *testing.T) {
 	}
 }
 
-// Of a pod that has failed a reality says whether all its processes have ended for good. Its state says that of one that has ended well.
+// Of a pod that has failed a reality says whether all its processes have ended for good. Its state says that of one
+// that has ended well.
 func TestObserveAllEnded(t *testing.T) {
 	t.Parallel()
 	rec, stopping := sampleRecord(0), sampleRecord(0)

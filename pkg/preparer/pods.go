@@ -277,7 +277,8 @@ func anyAlive(procs []runtime.Status) bool {
 	return slices.ContainsFunc(procs, func(s runtime.Status) bool { return s.Phase != runtime.Stopped })
 }
 
-// works reports whether all processes of the installed version run that have not done their work, and none ends again and again.
+// works reports whether all processes of the installed version run that have not done their work, and none ends again
+// and again.
 func (e *entry) works() bool {
 	procs, missing := e.installedProcs()
 	return instances(procs, missing) != "" && !slices.ContainsFunc(procs, crashLoops)

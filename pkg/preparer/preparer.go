@@ -287,8 +287,8 @@ func (p *Preparer) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// reach returns what of the local agent's services this preparer may touch: one that is refused its node's name has the same services as the
-// preparer that has it.
+// reach returns what of the local agent's services this preparer may touch: one that is refused its node's name has the
+// same services as the preparer that has it.
 func (p *Preparer) reach() register.Reach {
 	switch standing := p.name.Standing(); {
 	case standing == claim.Unproven, standing == claim.Refused:

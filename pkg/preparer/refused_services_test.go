@@ -46,8 +46,8 @@ func (w *writtenServices) UpdateCheck(ctx context.Context, id string, passing bo
 	return w.Services.UpdateCheck(ctx, id, passing, output)
 }
 
-// A preparer that is refused its node's name leaves the services of the one that has it alone: with a new data directory, and with an old one that
-// knows the pod as stopped and its name as its own.
+// A preparer that is refused its node's name leaves the services of the one that has it alone: with a new data
+// directory, and with an old one that knows the pod as stopped and its name as its own.
 func TestARefusedPreparerTouchesNoService(t *testing.T) {
 	t.Parallel()
 	for name, stale := range map[string]bool{"a new directory": false, "a stale directory": true} {

@@ -12,8 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 )
 
-// silence is what is known of processes while their supervisor does not answer: what it has said last, and which of them the kernel does not have
-// any more. It is guarded as the pods are.
+// silence is what is known of processes while their supervisor does not answer: what it has said last, and which of
+// them the kernel does not have any more. It is guarded as the pods are.
 type silence struct {
 	latest []runtime.Status
 	gone   map[run]bool // runs that have ended; none lives again
@@ -22,8 +22,8 @@ type silence struct {
 // goneMessage says why a process does not run that nobody starts again.
 const goneMessage = "it has ended, and is started again when the node's supervisor answers"
 
-// known returns what is known of all processes. What has ended is not said to run, also in the moment in which the supervisor answers again
-// and has not seen that yet.
+// known returns what is known of all processes. What has ended is not said to run, also in the moment in which the
+// supervisor answers again and has not seen that yet.
 func (s *silence) known() []runtime.Status {
 	if len(s.gone) == 0 {
 		return s.latest
@@ -39,8 +39,8 @@ func (s *silence) known() []runtime.Status {
 	return known
 }
 
-// lostOf returns which processes that are said to run the kernel does not have. A number that the kernel has given to another process since the
-// last look, half a second ago, is taken for the process.
+// lostOf returns which processes that are said to run the kernel does not have. A number that the kernel has given to
+// another process since the last look, half a second ago, is taken for the process.
 func lostOf(procs []runtime.Status) map[run]bool {
 	gone := map[run]bool{}
 	for i := range procs {
@@ -54,8 +54,8 @@ func lostOf(procs []runtime.Status) map[run]bool {
 	return gone
 }
 
-// watchSilence asks the supervisor until ctx ends whether it answers, and reports when it does not. It ends nothing: processes run without their
-// supervisor, and one that stands still may go on.
+// watchSilence asks the supervisor until ctx ends whether it answers, and reports when it does not. It ends nothing:
+// processes run without their supervisor, and one that stands still may go on.
 func (p *Preparer) watchSilence(ctx context.Context) {
 	p.processes.Attend(ctx, p.cfg.PingEvery, p.cfg.SilentAfter, func(silent bool) {
 		p.cfg.Metrics.answers.Set(obs.Flag(!silent))
@@ -68,7 +68,8 @@ func (p *Preparer) watchSilence(ctx context.Context) {
 	})
 }
 
-// sawSilence takes in whether the supervisor is silent. While it is, that is once for each look at the kernel's processes.
+// sawSilence takes in whether the supervisor is silent. While it is, that is once for each look at the kernel's
+// processes.
 func (p *Preparer) sawSilence(silent bool) {
 	var latest []runtime.Status
 	p.pods.do(func() { latest = p.silence.latest })

@@ -35,8 +35,9 @@ func (b *bench) supervisor() (pid int) {
 	return int(cred.Pid)
 }
 
-// A supervisor that stands still is reported everywhere: a pod whose process has ended is not available any more, others are as they were, a stop
-// says what it waits for, and nothing is ended. All of that is over when the supervisor goes on.
+// A supervisor that stands still is reported everywhere: a pod whose process has ended is not available any more,
+// others are as they were, a stop says what it waits for, and nothing is ended. All of that is over when the supervisor
+// goes on.
 func TestASupervisorThatStandsStill(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

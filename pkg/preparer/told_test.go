@@ -54,8 +54,8 @@ func (s *toldServices) RegisterService(ctx context.Context, one consul.Service) 
 	return s.Services.RegisterService(ctx, one)
 }
 
-// A pod without a health check is found while its processes run: not while one waits to be started again, nor in a crash loop. What does not
-// change is not written.
+// A pod without a health check is found while its processes run: not while one waits to be started again, nor in a
+// crash loop. What does not change is not written.
 func TestAPodWithoutACheckIsFoundWhileItWorks(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -103,8 +103,8 @@ func TestAPodWithoutACheckIsFoundWhileItWorks(t *testing.T) {
 	b.found(name+"-admin", 1)
 }
 
-// A pod without a check of its own is not found where nobody keeps its node up, and one with a check is. A restart of the preparer
-// takes neither out.
+// A pod without a check of its own is not found where nobody keeps its node up, and one with a check is. A restart of
+// the preparer takes neither out.
 func TestAPodWithoutACheckDependsOnItsNode(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -10,7 +10,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// The node's variables reach the program, its hooks and its checks as values; what is escaped or not the node's is as it was written.
+// The node's variables reach the program, its hooks and its checks as values; what is escaped or not the node's is as
+// it was written.
 func TestVariablesAreExpanded(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -55,8 +55,8 @@ func (p *Preparer) sawRuntime(procs []runtime.Status) {
 	})
 }
 
-// handOut hands each pod its processes. The first time it also takes in the pods whose record was lost, and starts a worker for each pod, because
-// any of them may be half way through something. The caller is in pods.do.
+// handOut hands each pod its processes. The first time it also takes in the pods whose record was lost, and starts a
+// worker for each pod, because any of them may be half way through something. The caller is in pods.do.
 func (p *Preparer) handOut(procs []runtime.Status) {
 	all := supervise.ByPod(procs)
 	for _, found := range all {

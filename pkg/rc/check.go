@@ -13,12 +13,13 @@ import (
 const (
 	// MaxPods is more than any controller has: replicas, surge, copies that stop, and pods that were found.
 	MaxPods = 100 * MaxReplicas
-	// MaxGeneration is the highest generation, and number of a revision, that is believed: what follows from it still fits.
+	// MaxGeneration is the highest generation, and number of a revision, that is believed: what follows from it still
+	// fits.
 	MaxGeneration = pod.MaxReported
 )
 
-// Check reports why a stored record cannot be acted on: it lacks something, or a number is beyond what its document allows. Unknown fields are
-// fine: a newer version may have written it.
+// Check reports why a stored record cannot be acted on: it lacks something, or a number is beyond what its document
+// allows. Unknown fields are fine: a newer version may have written it.
 func (r *RC) Check() error {
 	switch {
 	case r.ID == "":

@@ -161,8 +161,8 @@ func (s *Spec) validateGroups(errs *field.Errors) {
 	}
 }
 
-// validateCounts records what is wrong with the number, roles and counts of groups, which documents and records have. It reports whether there are few enough
-// to look at.
+// validateCounts records what is wrong with the number, roles and counts of groups, which documents and records have.
+// It reports whether there are few enough to look at.
 func validateCounts(errs *field.Errors, groups []ReplicaGroup) bool {
 	if len(groups) > MaxGroups {
 		errs.Add("replica_groups", field.Text(fmt.Sprintf("%d groups", len(groups))), fmt.Sprintf("1 to %d groups", MaxGroups))

@@ -156,8 +156,8 @@ func leftOn(ctx context.Context, s *conn, name string) (line string, done bool, 
 	return fmt.Sprintf("%s left: %s", field.Count(len(left), "pod"), inspect.SomeOf(names)), len(left) == 0, nil
 }
 
-// notEnded returns the intents on a node without those of pods that run once and, as the node says, have ended. Where that cannot be read of one, it
-// may still run.
+// notEnded returns the intents on a node without those of pods that run once and, as the node says, have ended. Where
+// that cannot be read of one, it may still run.
 func notEnded(ctx context.Context, s *conn, name string, all []pod.Intent) (left []pod.Intent, err error) {
 	at := field.Each(all, func(in pod.Intent) store.At { return store.At{Node: name, Identity: in.Identity} })
 	says, _, err := s.RealitiesAt(ctx, at, false)

@@ -12,8 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// A node is drained when nothing is left on it but pods that run once and have ended: these stay. Whatever may run, or may run again elsewhere,
-// is waited for.
+// A node is drained when nothing is left on it but pods that run once and have ended: these stay. Whatever may run, or
+// may run again elsewhere, is waited for.
 func TestAnEndedPodIsNotLeftOnADrainedNode(t *testing.T) {
 	s, _ := testConn(t)
 	put := func(key string, value any) {

@@ -16,8 +16,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// Each row of the table of exit codes in docs/deploying.md is true of each command of that page that it may be about. What needs a terminal, an answer other than yes, is
-// in the scenario deploy-terminal; a stale plan is in stale-plan.
+// Each row of the table of exit codes in docs/deploying.md is true of each command of that page that it may be about.
+// What needs a terminal, an answer other than yes, is in the scenario deploy-terminal; a stale plan is in stale-plan.
 func TestExitCodesOfServices(t *testing.T) {
 	s, prefix := testConn(t)
 	shown := map[int]bool{}

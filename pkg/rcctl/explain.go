@@ -96,8 +96,8 @@ func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, 
 	return sit, append(corrupt, bad...), nil
 }
 
-// podsOf reads the placements of a controller, what the nodes where they are report, and what is known of these nodes. Records that cannot be read are left out
-// and returned. With an error there is what was read before it.
+// podsOf reads the placements of a controller, what the nodes where they are report, and what is known of these nodes.
+// Records that cannot be read are left out and returned. With an error there is what was read before it.
 func (s *conn) podsOf(ctx context.Context, id string) (pods *inspect.Pods, corrupt []error, err error) {
 	pods = &inspect.Pods{}
 	recs, corrupt, err := s.Pods.List(ctx, store.Default, id)

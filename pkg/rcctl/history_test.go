@@ -113,8 +113,8 @@ func endRollout(t *testing.T, s *conn, outcome rollout.State, counts ...int) {
 	}
 }
 
-// After the breaker has tripped, the same command with --allow-mass-stop lets the stops pass that it withholds; where it withholds none, nothing
-// is written.
+// After the breaker has tripped, the same command with --allow-mass-stop lets the stops pass that it withholds; where
+// it withholds none, nothing is written.
 func TestAllowingWhatTheBreakerWithholds(t *testing.T) {
 	s, prefix := testConn(t)
 	document := strings.Replace(serviceDocument, "ARG", "a", 1)

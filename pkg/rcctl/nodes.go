@@ -89,8 +89,8 @@ func runNodes(c *cli.Context, std *stdio, s *conn) error {
 	return err
 }
 
-// losses reads what is known of the nodes whose records nobody holds: that owners of pods have noted, and that Consul knows of their agents. A token that
-// may not read the latter sees what owners have noted.
+// losses reads what is known of the nodes whose records nobody holds: that owners of pods have noted, and that Consul
+// knows of their agents. A token that may not read the latter sees what owners have noted.
 func (s *conn) losses(ctx context.Context, nodes []store.Rec[node.Node]) (inspect.Losses, []error, error) {
 	if !slices.ContainsFunc(nodes, func(r store.Rec[node.Node]) bool { return r.Session == "" }) {
 		return nil, nil, nil

@@ -17,8 +17,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A reader sees that a machine is lost of which no record says so, because Consul calls its agent failed. A token that may not read that sees the node as no, and
-// no error.
+// A reader sees that a machine is lost of which no record says so, because Consul calls its agent failed. A token that
+// may not read that sees the node as no, and no error.
 func TestReaderSeesLostNodes(t *testing.T) {
 	const management = "6ba7b810-9dad-11d1-80b4-00c04fd430c9"
 	server, err := consultest.Start(fmt.Sprintf(`{"primary_datacenter": "dc1", "acl": {"enabled": true, "default_policy": "deny",

@@ -12,8 +12,8 @@ import (
 // maxSurge bounds the surge of a rollout, so that what a service may have in all stays within rc.MaxPods.
 const maxSurge = rc.MaxPods - rc.MaxReplicas
 
-// Check reports why a stored record cannot be acted on. Decide relies on it: a record that passes makes it neither panic nor overflow. Unknown fields are fine: a
-// newer version may have written it.
+// Check reports why a stored record cannot be acted on. Decide relies on it: a record that passes makes it neither
+// panic nor overflow. Unknown fields are fine: a newer version may have written it.
 func (r *Record) Check() error {
 	switch {
 	case r.ID == "" || r.Service == "":
@@ -60,8 +60,8 @@ func (r *Record) Check() error {
 	return errs.Err()
 }
 
-// planned reports whether a stage is under way, so that each revision which moves has a target. A rollout that was turned round has none until its next
-// stage is planned.
+// planned reports whether a stage is under way, so that each revision which moves has a target. A rollout that was
+// turned round has none until its next stage is planned.
 func (p Phase) planned() bool {
 	return p != PreDeploying && p != BeforeStage && p != Planning
 }

@@ -43,7 +43,8 @@ func TestAClockThatIsAheadEndsNoPreDeploy(t *testing.T) {
 	}
 }
 
-// Times of a record that lie in the future, because the clock of an earlier runner was wrong, are replaced by now, once.
+// Times of a record that lie in the future, because the clock of an earlier runner was wrong, are replaced by now,
+// once.
 func TestTimesAheadInARolloutAreReplacedOnce(t *testing.T) {
 	t.Parallel()
 	now := t0.Add(time.Minute)

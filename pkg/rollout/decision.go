@@ -10,8 +10,8 @@ import (
 // Observed is what the runner has read before it asks Decide.
 type Observed struct {
 	Now time.Time
-	// Watched is for how long this process has seen the record with its present ProgressAt, by a clock that is never set; nil: it is not known.
-	// A stage times out only after that time, too, because the clock of Now may be wrong.
+	// Watched is for how long this process has seen the record with its present ProgressAt, by a clock that is never set;
+	// nil: it is not known. A stage times out only after that time, too, because the clock of Now may be wrong.
 	Watched *time.Duration
 	Epoch   string // of the cluster
 	Breaker string // why the breaker is tripped, "" if it is not

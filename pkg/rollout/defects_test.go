@@ -440,7 +440,8 @@ func TestInPlaceRollbackAfterAnAbort(t *testing.T) {
 	}
 }
 
-// An operator asks for a rollback while the controller to go back to cannot be read: that is refused, as it is while the rollout is blocked.
+// An operator asks for a rollback while the controller to go back to cannot be read: that is refused, as it is while
+// the rollout is blocked.
 func TestARollbackNeedsAControllerThatCanBeRead(t *testing.T) {
 	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 4, target: 3}, rev{dir: rollout.Up, target: 1})
 	rec.Request = &rollout.Request{Verb: rollout.RollbackVerb, By: "ann", At: t0}

@@ -64,7 +64,8 @@ func decoded[T interface{ Check() error }](t *rapid.T, like any, into T, times i
 	return json.Unmarshal(data, into) == nil && into.Check() == nil
 }
 
-// Whatever a rollout's record, its controllers and their statuses say that pass Check: Decide does not panic, and what it writes passes Check.
+// Whatever a rollout's record, its controllers and their statuses say that pass Check: Decide does not panic, and what
+// it writes passes Check.
 func TestDecideBearsWhateverCheckAllows(t *testing.T) {
 	phases := []rollout.Phase{
 		rollout.PreDeploying, rollout.BeforeStage, rollout.Planning, rollout.Moving, rollout.AfterStage, rollout.Delaying, rollout.Promoting, rollout.Joining,

@@ -54,7 +54,8 @@ func newMember(v *Revision, seen Seen, epoch string) *Member {
 	return m
 }
 
-// readRight replaces the times of the record that lie in the future, because the clock of the farm that wrote them was wrong.
+// readRight replaces the times of the record that lie in the future, because the clock of the farm that wrote them was
+// wrong.
 func (w *Work) readRight() {
 	r, now := w.Record, w.Now()
 	field.NotAhead(&r.StartedAt, now)
@@ -69,8 +70,8 @@ func (w *Work) readRight() {
 	}
 }
 
-// left returns how much of a time is left that began so long ago by the wall clock. This process has watched for all of it when nothing is left:
-// a clock that is ahead must not end it.
+// left returns how much of a time is left that began so long ago by the wall clock. This process has watched for all of
+// it when nothing is left: a clock that is ahead must not end it.
 func (w *Work) left(d, elapsed time.Duration) time.Duration {
 	if w.obs.Watched != nil {
 		elapsed = min(elapsed, *w.obs.Watched)

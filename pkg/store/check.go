@@ -9,10 +9,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// What is read of these kinds was written by a person or a restore as often as by a farm: each says why it cannot be acted on. Kinds of other packages have
-// their Check there. A breaker, an audit record, an incident and what the hold ended for have nothing but texts and times for people.
+// What is read of these kinds was written by a person or a restore as often as by a farm: each says why it cannot be
+// acted on. Kinds of other packages have their Check there. A breaker, an audit record, an incident and what the hold
+// ended for have nothing but texts and times for people.
 
-// Check reports why a stored request cannot be carried out. Its kind may be one of a newer version: its owner answers that it does not know it.
+// Check reports why a stored request cannot be carried out. Its kind may be one of a newer version: its owner answers
+// that it does not know it.
 func (r *Request) Check() error {
 	var errs field.Errors
 	if r.ID == "" || strings.Contains(r.ID, "/") {

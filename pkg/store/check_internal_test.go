@@ -92,7 +92,8 @@ func checks[T any](r *Records[T]) func([]byte) error {
 	}
 }
 
-// A kind of record that has a number in it has a check: numbers are what one who writes a record can make others pay for.
+// A kind of record that has a number in it has a check: numbers are what one who writes a record can make others pay
+// for.
 func TestKindsWithNumbersHaveACheck(t *testing.T) {
 	t.Parallel()
 	// Whoever owns these packages checks them: the reader of a node's records, and of its reservations.

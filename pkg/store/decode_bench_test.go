@@ -11,7 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// A farm decodes tens of thousands of these when it takes over. What the check costs of it is the difference of the two.
+// A farm decodes tens of thousands of these when it takes over. What the check costs of it is the difference of the
+// two.
 func BenchmarkDecode(b *testing.B) {
 	keys, err := NewKeys("x/")
 	if err != nil {

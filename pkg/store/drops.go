@@ -63,7 +63,8 @@ func (s *db) dropsOf(rcID string, found map[string]consul.Pair, below []consul.P
 	return d
 }
 
-// maxDrops is more than a node can have counted: a counter beyond it cannot be read, and its node makes it anew with the next drop.
+// maxDrops is more than a node can have counted: a counter beyond it cannot be read, and its node makes it anew with
+// the next drop.
 const maxDrops = rc.MaxGeneration
 
 func dropCountOf(p consul.Pair) DropCount {

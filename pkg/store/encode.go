@@ -10,7 +10,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// checker is a record that can tell whether it may be acted on. What it refuses is neither read nor written: Records.decode and written ask it.
+// checker is a record that can tell whether it may be acted on. What it refuses is neither read nor written:
+// Records.decode and written ask it.
 type checker interface{ Check() error }
 
 // checked returns why a record, or what it points to, may not be acted on. What is not asked about cannot tell.
@@ -41,8 +42,8 @@ func (e *InvalidError) Unwrap() error { return e.Err }
 // Is matches ErrInvalid.
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
-// written returns the operation that makes writes of a record's JSON, and says what the record needs of the gate. Of a record that its readers would
-// refuse it returns one that is not sent.
+// written returns the operation that makes writes of a record's JSON, and says what the record needs of the gate. Of a
+// record that its readers would refuse it returns one that is not sent.
 func written[T any](key string, record T, writes func(value []byte) consul.Op) consul.Op {
 	err := checked(&record)
 	var value []byte

@@ -57,8 +57,8 @@ func TestWhatARecordSaysOfItsPagesIsNotBelieved(t *testing.T) {
 	}
 }
 
-// An orphan that no controller could have is left out, and the others on its page are not. The list does not count as whole: what is left out may
-// be a pod.
+// An orphan that no controller could have is left out, and the others on its page are not. The list does not count as
+// whole: what is left out may be a pod.
 func TestAnOrphanThatCannotBeIsLeftOut(t *testing.T) {
 	t.Parallel()
 	st, _, _ := nodeSession(t)

@@ -83,9 +83,10 @@ func (s *db) storeManifests(ctx context.Context, manifests []DeployManifest) (op
 // manifestsPerTxn is how many manifests one transaction stores; see rc.MaxGroupBytes for their size.
 const manifestsPerTxn = 32
 
-// storeManifestsBefore stores manifests that do not fit into the transaction which is about them, in transactions before it. It returns the conditions that they are
-// as they were stored, and their keys: whoever collects unused ones may have been first, and then they are stored again. An error for which again is true
-// means that others wrote them meanwhile, or that nobody knows.
+// storeManifestsBefore stores manifests that do not fit into the transaction which is about them, in transactions
+// before it. It returns the conditions that they are as they were stored, and their keys: whoever collects unused ones
+// may have been first, and then they are stored again. An error for which again is true means that others wrote them
+// meanwhile, or that nobody knows.
 func (s *db) storeManifestsBefore(ctx context.Context, manifests []DeployManifest) (same []consul.Op, keys []string, err error) {
 	for part := range slices.Chunk(manifests, manifestsPerTxn) {
 		part = slices.DeleteFunc(slices.Clone(part), func(m DeployManifest) bool { return slices.Contains(keys, s.keys.Manifests.Key(m.Digest)) })

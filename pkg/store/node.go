@@ -197,10 +197,10 @@ func Together(writes []RealityWrite) int {
 }
 
 // WriteRealities writes realities of different pods, as many as Together allows, rings their controllers' bells, and counts the
-// copies that do not count as available any more, in one transaction under the node's lock: all or none. What the gate does not allow is left out
-// of them. It returns the new index, which the realities share; ErrConflict when one of the indices is not the record's, or others changed what is counted
-// in, ErrLost when the lock is not held, consul.ErrTooLarge when they cannot be written together, or ErrUnknown, after which
-// the records must be read again.
+// copies that do not count as available any more, in one transaction under the node's lock: all or none. What the gate
+// does not allow is left out of them. It returns the new index, which the realities share; ErrConflict when one of the
+// indices is not the record's, or others changed what is counted in, ErrLost when the lock is not held,
+// consul.ErrTooLarge when they cannot be written together, or ErrUnknown, after which the records must be read again.
 func (t *NodeSession) WriteRealities(ctx context.Context, writes ...RealityWrite) (index uint64, err error) {
 	var ops []consul.Op
 	rung := map[string]bool{}

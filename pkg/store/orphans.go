@@ -120,8 +120,8 @@ func (t *NodeSession) writePages(ctx context.Context, pages []node.OrphanPage) (
 // NodeOrphans reads a node's record and then the pages of orphans that it leads to, and fills Orphans in. complete is
 // false while the pages are not those that the record speaks of: the preparer is writing them, or was killed while it did.
 // Orphans that nobody could take over are left out: OrphansLeftOut counts them, and OrphansRefused says why.
-// It returns ErrNotFound when there is no record, and *CorruptError when it or a page cannot be read. It reads no more than what a node's
-// own programs write, whatever the record says, and whatever is on pages that it does not lead to.
+// It returns ErrNotFound when there is no record, and *CorruptError when it or a page cannot be read. It reads no more
+// than what a node's own programs write, whatever the record says, and whatever is on pages that it does not lead to.
 func (s *Views) NodeOrphans(ctx context.Context, name string) (rec Rec[node.Node], complete bool, err error) {
 	key, first := s.keys.Nodes.Key(name), s.keys.OrphanPages.Key(name, "0")
 	found, err := s.c.GetMany(ctx, []string{key, first}, consul.Consistent)

@@ -27,7 +27,8 @@ type Schema struct {
 	CreatedAt     time.Time `json:"created_at"` // of the epoch
 	// WentBack: the epoch began because the store went back in time, so that nodes may have been told more than the records say (ADR 23).
 	WentBack bool `json:"went_back,omitempty" feature:"ordered"`
-	// Witness is the node on whose word alone the epoch began; empty: a farm saw the store go back, or several nodes did, or the epoch is the first (ADR 9).
+	// Witness is the node on whose word alone the epoch began; empty: a farm saw the store go back, or several nodes did,
+	// or the epoch is the first (ADR 9).
 	Witness string `json:"witness,omitempty" feature:"witness"`
 }
 
@@ -42,7 +43,8 @@ func (s *Schema) Check() error {
 	return nil
 }
 
-// lastEpoch is the time of the latest epoch that is read, in milliseconds: the end of the last year that a record can tell.
+// lastEpoch is the time of the latest epoch that is read, in milliseconds: the end of the last year that a record can
+// tell.
 var lastEpoch = uint64(time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC).UnixMilli() - 1)
 
 // Breaker is the record at breaker.

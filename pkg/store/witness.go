@@ -12,15 +12,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// A node that saw the store go back in time says so in its record, with the epoch that was current. Farms renew the epoch on that word, which makes all of them
-// start over. One node's token can write such a word whenever it likes, so this says which words count (ADR 9).
+// A node that saw the store go back in time says so in its record, with the epoch that was current. Farms renew the
+// epoch on that word, which makes all of them start over. One node's token can write such a word whenever it likes, so
+// this says which words count (ADR 9).
 
 // The bounds of what nodes may say.
 const (
-	// maxAhead is how far ahead an epoch may be that a node names: of the reader's clock, or of the epoch in force if that is later. So a farm whose clock
-	// is behind heeds what nodes say of an epoch that it works with itself.
+	// maxAhead is how far ahead an epoch may be that a node names: of the reader's clock, or of the epoch in force if that
+	// is later. So a farm whose clock is behind heeds what nodes say of an epoch that it works with itself.
 	maxAhead = 24 * time.Hour
-	// SoleWitness is for how long the node on whose word alone the epoch was renewed needs another witness for the next one.
+	// SoleWitness is for how long the node on whose word alone the epoch was renewed needs another witness for the next
+	// one.
 	SoleWitness = time.Hour
 )
 
@@ -46,8 +48,9 @@ type Witnesses struct {
 // Renews reports whether the epoch is to be renewed on their word.
 func (w *Witnesses) Renews() bool { return w.Epoch != "" && w.Wait <= 0 }
 
-// WitnessesOf weighs what living nodes say about the schema in force; released are those that operators do not want to wait for in this epoch. now is the reader's
-// clock; known is for how long it has known the epoch, by the clock that nobody sets.
+// WitnessesOf weighs what living nodes say about the schema in force; released are those that operators do not want to
+// wait for in this epoch. now is the reader's clock; known is for how long it has known the epoch, by the clock that
+// nobody sets.
 func WitnessesOf(s Schema, nodes []*node.View, now time.Time, known time.Duration) Witnesses {
 	w := Witnesses{Ignored: map[string]string{}}
 	latest := now

@@ -142,8 +142,8 @@ func checkDatagrams(ctx context.Context, l net.Listener) error {
 // portTries is how many ports the kernel is asked for, at most, until one is free for UDP, too.
 const portTries = 20
 
-// FreePorts returns distinct ports on 127.0.0.1 that nothing has, neither for TCP nor for UDP. Another program may take one before it is
-// used; who starts a server on it must be ready to try again.
+// FreePorts returns distinct ports on 127.0.0.1 that nothing has, neither for TCP nor for UDP. Another program may take
+// one before it is used; who starts a server on it must be ready to try again.
 func FreePorts(ctx context.Context, n int) ([]int, error) {
 	ports := make([]int, n)
 	for i := range ports {
@@ -168,8 +168,8 @@ func FreePorts(ctx context.Context, n int) ([]int, error) {
 // ErrForeign says that another Consul than the one that was started answers at its address.
 var ErrForeign = errors.New("another Consul answers")
 
-// WaitReady returns when this very server has a leader and its own node is in the catalog, or when ctx ends. It returns an error that
-// matches ErrForeign as soon as another one answers at its address. It only reads.
+// WaitReady returns when this very server has a leader and its own node is in the catalog, or when ctx ends. It returns
+// an error that matches ErrForeign as soon as another one answers at its address. It only reads.
 func WaitReady(ctx context.Context, id Identity) error {
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
@@ -189,8 +189,9 @@ func WaitReady(ctx context.Context, id Identity) error {
 	}
 }
 
-// isOwn returns nil when the agent that answers is the one of the identity. Whoever bears no token may not ask a server that denies by
-// default who it is; there the address of the cluster's leader tells, which is on a port that only this server has.
+// isOwn returns nil when the agent that answers is the one of the identity. Whoever bears no token may not ask a server
+// that denies by default who it is; there the address of the cluster's leader tells, which is on a port that only this
+// server has.
 func isOwn(ctx context.Context, id Identity) error {
 	var self struct {
 		Config struct{ NodeID, NodeName string }

@@ -12,8 +12,8 @@ import (
 // withheld reports whether the mass-stop breaker keeps pods of a controller running, as its owner says.
 func withheld(c *record.Controller) bool { return c.Status != nil && c.Status.Is(rc.BreakerTripped) }
 
-// leaves reports whether a controller asks for no pods, and has some only because the breaker withholds their stops: no rollout is needed to
-// replace them.
+// leaves reports whether a controller asks for no pods, and has some only because the breaker withholds their stops: no
+// rollout is needed to replace them.
 func leaves(c *record.Controller) bool { return c.RC.Desired() == 0 && withheld(c) }
 
 // allowed reports whether the breaker lets the stops of a controller pass already.

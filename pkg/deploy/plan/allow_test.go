@@ -14,7 +14,8 @@ func tripped(c *record.Controller, placed int) {
 	c.Status = &rc.Status{Placed: placed, Conditions: []rc.Condition{{Type: rc.BreakerTripped, True: true}}}
 }
 
-// Where the breaker withholds stops, the flag lets them pass although the document is the same; else nothing is written.
+// Where the breaker withholds stops, the flag lets them pass although the document is the same; else nothing is
+// written.
 func TestAllowMassStopOfWhatIsWritten(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change   func(svc *record.Service)

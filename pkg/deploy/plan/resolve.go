@@ -29,7 +29,8 @@ type DigestResolver struct {
 	Known map[string]string
 }
 
-// UnknownDigestError is an artifact that the service's history does not know, under a policy that asks nobody else. Nothing was written.
+// UnknownDigestError is an artifact that the service's history does not know, under a policy that asks nobody else.
+// Nothing was written.
 type UnknownDigestError struct{ Artifact string }
 
 // Error says what to do, too.
@@ -37,7 +38,8 @@ func (e *UnknownDigestError) Error() string {
 	return fmt.Sprintf("artifact %s: no deployment of this service has had it, and digests: never asks no source; pin its sha256, or use digests: missing", e.Artifact)
 }
 
-// Resolve returns the digest of an artifact under a policy; empty means Missing. Under Never the error is an *UnknownDigestError.
+// Resolve returns the digest of an artifact under a policy; empty means Missing. Under Never the error is an
+// *UnknownDigestError.
 func (r *DigestResolver) Resolve(ctx context.Context, artifact string, policy record.Policy) (string, error) {
 	known := r.Known[artifact]
 	switch {

@@ -11,8 +11,8 @@ import (
 )
 
 // Alerter tells people, or the system that wakes them. Both methods may be called again with the same key when a farm
-// died between telling and recording that it told: receivers take the key as the identity of the incident. Both wait for nobody, and report
-// whether it was told. What was not yet is asked for again by later looks, until it was.
+// died between telling and recording that it told: receivers take the key as the identity of the incident. Both wait
+// for nobody, and report whether it was told. What was not yet is asked for again by later looks, until it was.
 type Alerter interface {
 	Raise(ctx context.Context, in Incident) (told bool)
 	Resolve(ctx context.Context, in Incident) (told bool)
@@ -43,8 +43,8 @@ func (t Teller) One(ctx context.Context, rcID string, what Tell) (told bool) {
 // AskAgain is when to look again at what was to be told, and is not known to have been.
 const AskAgain = 30 * time.Second
 
-// Due tells what is due and was not told yet, by Tell.ID. It returns what of it is to be stored as told, how many of these are new, and how
-// many are still to be told.
+// Due tells what is due and was not told yet, by Tell.ID. It returns what of it is to be stored as told, how many of
+// these are new, and how many are still to be told.
 func (t Teller) Due(ctx context.Context, rcID string, due []Tell, told map[string]bool) (pending map[string]bool, fresh, untold int) {
 	pending = map[string]bool{}
 	for _, what := range due {

@@ -90,8 +90,9 @@ func NewHookMetrics(reg prometheus.Registerer) *HookMetrics {
 	}
 }
 
-// Hook is an Alerter that sends messages, apart from the looks that find what to tell. It keeps the latest of each incident. What it was asked
-// to tell counts as told once the other side has taken it; until then nobody stores it as told, so that a successor tells it again (P7).
+// Hook is an Alerter that sends messages, apart from the looks that find what to tell. It keeps the latest of each
+// incident. What it was asked to tell counts as told once the other side has taken it; until then nobody stores it as
+// told, so that a successor tells it again (P7).
 type Hook struct {
 	cfg   HookConfig
 	queue workqueue.TypedRateLimitingInterface[string] // keys of incidents; one is told by one worker at a time
@@ -157,8 +158,8 @@ func (h *Hook) log(ctx context.Context, in Incident, resolved bool) {
 	}
 }
 
-// room reports whether one more may wait. What was taken and is not asked for any more is forgotten where there is none. The caller holds the
-// mutex.
+// room reports whether one more may wait. What was taken and is not asked for any more is forgotten where there is
+// none. The caller holds the mutex.
 func (h *Hook) room() bool {
 	if len(h.waiting) >= maxWaiting {
 		for key, t := range h.waiting {

@@ -169,7 +169,8 @@ func TestTheLatestOfAnIncident(t *testing.T) {
 	})
 }
 
-// The beginning of an incident that no look asks for any more is another farm's to tell, which may have told its end, too.
+// The beginning of an incident that no look asks for any more is another farm's to tell, which may have told its end,
+// too.
 func TestWhatNobodyAsksForIsNotTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &receiver{fails: errors.New("down")}

@@ -6,11 +6,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// clocks replaces times of placements that lie in the future, because the clock of the farm that wrote them was wrong. Waits count from now then,
-// so that none is shorter than it was: what a record says began no later than now.
+// clocks replaces times of placements that lie in the future, because the clock of the farm that wrote them was wrong.
+// Waits count from now then, so that none is shorter than it was: what a record says began no later than now.
 type clocks struct{ losses }
 
-// readRight has the decision see no time in the future. The pods remember whether their placements have any, until note has that written.
+// readRight has the decision see no time in the future. The pods remember whether their placements have any, until note
+// has that written.
 func (s *Snapshot) readRight() {
 	for i := range s.Pods {
 		p, now := &s.Pods[i], s.Now

@@ -9,8 +9,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// A farm's clock ran an hour ahead. Each time that it left in a placement is replaced by now, once, in the record: what waits for it would wait
-// for an hour.
+// A farm's clock ran an hour ahead. Each time that it left in a placement is replaced by now, once, in the record: what
+// waits for it would wait for an hour.
 func TestTimesAheadAreReplacedOnce(t *testing.T) {
 	t.Parallel()
 	for name, set := range map[string]func(p *pod.Placement, at time.Time){

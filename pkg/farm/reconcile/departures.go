@@ -53,10 +53,13 @@ func (c departures) confirmStops() {
 	}
 }
 
-// onlyAsReported reports whether a confirmed stop may be forgotten only if the report that confirms it is the node's last one. Nothing starts a pod
-// again whose record asks for this very stop, at the revision asked; zero: it asks for none. Another stop is of a newer store than this: by what this
-// one says the node may run the pod by now, and says so a moment after this look.
-func (c departures) onlyAsReported(r *pod.Reality, asked int64) bool { return r.Revision != asked || c.s.WentBack }
+// onlyAsReported reports whether a confirmed stop may be forgotten only if the report that confirms it is the node's
+// last one. Nothing starts a pod again whose record asks for this very stop, at the revision asked; zero: it asks for
+// none. Another stop is of a newer store than this: by what this one says the node may run the pod by now, and says so
+// a moment after this look.
+func (c departures) onlyAsReported(r *pod.Reality, asked int64) bool {
+	return r.Revision != asked || c.s.WentBack
+}
 
 // forget carries out what operators declare: a copy on a node that is not alive counts as stopped. A request is answered with
 // the change that it asks for, or when there is nothing to change, or when it is void; else it stays for the next look.

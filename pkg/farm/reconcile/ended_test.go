@@ -121,7 +121,8 @@ func TestAnEndedPodStaysWhereItRan(t *testing.T) {
 	}
 }
 
-// What has ended with status 0 is as it should be, also on a node that is drained or lost; another status says what is wrong.
+// What has ended with status 0 is as it should be, also on a node that is drained or lost; another status says what is
+// wrong.
 func TestAnEndedPodCountsAsConverged(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -192,7 +193,8 @@ func TestAnEndedPodIsChangedLikeAnyOther(t *testing.T) {
 	}
 }
 
-// An ended pod is not available, and nothing that is done counts on it (P6); but one that has done its work holds up nobody.
+// An ended pod is not available, and nothing that is done counts on it (P6); but one that has done its work holds up
+// nobody.
 func TestAnEndedPodIsNoneOfTheMinimum(t *testing.T) {
 	t.Parallel()
 	s := jobs(3, 3)
@@ -221,8 +223,8 @@ func TestAnEndedPodIsNoneOfTheMinimum(t *testing.T) {
 	blocked(t, &plan, "main.1 must leave n1")
 }
 
-// An upgrade goes on after a pod that has ended with the new manifest, and not after one that has failed. What only the version of before
-// needed is given back.
+// An upgrade goes on after a pod that has ended with the new manifest, and not after one that has failed. What only the
+// version of before needed is given back.
 func TestAnUpgradeGoesOnAfterAnEnd(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[int][]string{0: {"main.1 p m2"}, 3: nil} {
@@ -282,8 +284,8 @@ func TestAPodEndsWhereItWasMovedTo(t *testing.T) {
 	}
 }
 
-// With a pod on each node one that has ended stays on its drained node: it would run again when the drain ends. A node that is not selected
-// any more asks for none.
+// With a pod on each node one that has ended stays on its drained node: it would run again when the drain ends. A node
+// that is not selected any more asks for none.
 func TestAnEndedPodStaysOnEachNode(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -309,8 +311,8 @@ func TestAnEndedPodStaysOnEachNode(t *testing.T) {
 	}
 }
 
-// Whatever happens, a pod that its node says has ended is on no other node after a pass unless it runs another manifest there, or is found or was left
-// running there; and a pass keeps to all that it keeps to elsewhere.
+// Whatever happens, a pod that its node says has ended is on no other node after a pass unless it runs another manifest
+// there, or is found or was left running there; and a pass keeps to all that it keeps to elsewhere.
 func TestAnyHistoryLeavesWhatHasEnded(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

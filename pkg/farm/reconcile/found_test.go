@@ -68,8 +68,9 @@ func TestAStopThatOnlyTheNodeRemembersIsConfirmed(t *testing.T) {
 	}
 }
 
-// The report that confirms a stop may be older than the store: the node runs the pod, and says so a moment after the look. So where the record does
-// not know of the stop, or the store went back, the change depends on the report as it was read. A stop of this record needs no more than the record.
+// The report that confirms a stop may be older than the store: the node runs the pod, and says so a moment after the
+// look. So where the record does not know of the stop, or the store went back, the change depends on the report as it
+// was read. A stop of this record needs no more than the record.
 func TestAStopIsForgottenOnlyAsReported(t *testing.T) {
 	t.Parallel()
 	stopped := func(placed pod.RunState, revision int64) *reconcile.Snapshot {

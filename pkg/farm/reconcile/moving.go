@@ -91,8 +91,8 @@ func (c moves) finishMoves() {
 	}
 }
 
-// endWithFormerCopies stops the former copies of a pod that has done its work where it was moved to. One of them may be what counts as
-// available of the pod: then it runs on while the minimum needs it.
+// endWithFormerCopies stops the former copies of a pod that has done its work where it was moved to. One of them may be
+// what counts as available of the pod: then it runs on while the minimum needs it.
 func (c moves) endWithFormerCopies(p *Pod) {
 	spare := len(c.companionPods) - c.limits.least
 	for other := range c.open() {

@@ -22,7 +22,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// checkWritten proves that whoever reads what a plan writes takes it. Tests have short digests, for which real ones stand here.
+// checkWritten proves that whoever reads what a plan writes takes it. Tests have short digests, for which real ones
+// stand here.
 func checkWritten(t rapid.TB, changes []reconcile.Change) {
 	t.Helper()
 	real := func(digest string) string {
@@ -307,7 +308,8 @@ func (c *scene) addOrphans(name string, orphans []pod.Orphan) {
 	}
 }
 
-// fuzz hands whatever is at a key of one kind to all who read it: nobody panics, and nothing is written that its own readers would refuse.
+// fuzz hands whatever is at a key of one kind to all who read it: nobody panics, and nothing is written that its own
+// readers would refuse.
 func fuzz(f *testing.F, kind string) {
 	f.Helper()
 	of := kinds[kind]
@@ -333,7 +335,8 @@ func FuzzController(f *testing.F)  { fuzz(f, "controller") }
 func FuzzStatus(f *testing.F)      { fuzz(f, "status") }
 func FuzzRollout(f *testing.F)     { fuzz(f, "rollout") }
 
-// Whatever nodes list and report, also at the ends of what is accepted and beyond, a plan writes only what its readers take.
+// Whatever nodes list and report, also at the ends of what is accepted and beyond, a plan writes only what its readers
+// take.
 func TestPlansAreReadable(t *testing.T) {
 	t.Parallel()
 	number := rapid.SampledFrom([]int64{math.MinInt64, -1, 0, 1, 7, 8, pod.MaxIndex, pod.MaxIndex + 1, pod.MaxReported, pod.MaxRevision, math.MaxInt64})

@@ -26,7 +26,8 @@ func (d dying) CommitRollout(ctx context.Context, s *store.RolloutStep) (uint64,
 	return d.Session.CommitRollout(ctx, s)
 }
 
-// A look at a rollout that panics ends nothing but the look: the record and an incident say so, and the rollout goes on when looks go well again.
+// A look at a rollout that panics ends nothing but the look: the record and an incident say so, and the rollout goes on
+// when looks go well again.
 func TestAPanicInALookAtARolloutIsContained(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

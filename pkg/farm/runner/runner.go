@@ -1,7 +1,7 @@
 // Package runner is the loop that carries rollouts out (ADR 16): it claims the lock of a service's rollout, reads, asks
-// rollout.Decide, and writes what that says in one transaction. Nothing is decided by what it remembers, but that a stage times
-// out only after this process has watched it for that long: the next holder of the lock goes on from the records. Start reading at
-// Runner.Start.
+// rollout.Decide, and writes what that says in one transaction. Nothing is decided by what it remembers, but that a
+// stage times out only after this process has watched it for that long: the next holder of the lock goes on from the
+// records. Start reading at Runner.Start.
 package runner
 
 import (

@@ -84,8 +84,9 @@ func (r *Runner) step(ctx context.Context, service string, c *carried) (again ti
 // cannotWork is how the reason begins why nothing moves that panics.
 const cannotWork = "it cannot be worked on: "
 
-// suffers tells of a look at a rollout that panicked: its stack in the log, once, and in the record and an incident that the rollout cannot be worked on. Before that
-// the fence moves. The next look that goes well takes the reason away.
+// suffers tells of a look at a rollout that panicked: its stack in the log, once, and in the record and an incident
+// that the rollout cannot be worked on. Before that the fence moves. The next look that goes well takes the reason
+// away.
 func (r *Runner) suffers(ctx context.Context, service string, c *carried, panicked *contain.Panic) {
 	r.cfg.Metrics.panics.Inc()
 	log := r.log.WithField(obs.Service, service)

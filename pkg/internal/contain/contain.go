@@ -1,5 +1,6 @@
-// Package contain keeps a panic in one look at one thing from ending a program that looks after thousands. Only looks are contained, with the goroutines
-// that they start: a panic anywhere else ends the process, because nobody could say what it left half done.
+// Package contain keeps a panic in one look at one thing from ending a program that looks after thousands. Only looks
+// are contained, with the goroutines that they start: a panic anywhere else ends the process, because nobody could say
+// what it left half done.
 package contain
 
 import (
@@ -11,7 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Panic is an error that was a panic. What was written before it may have landed, or not: the fence has to be moved before anything is read again.
+// Panic is an error that was a panic. What was written before it may have landed, or not: the fence has to be moved
+// before anything is read again.
 type Panic struct {
 	Value any
 	Stack string // of the goroutine that panicked
@@ -58,8 +60,8 @@ func Do(f func() error) (err error) {
 	return f()
 }
 
-// Fatal is to be deferred around what several looks share: a panic in it ends the process, also where the look that does it for all is contained. The
-// others would wait for ever.
+// Fatal is to be deferred around what several looks share: a panic in it ends the process, also where the look that
+// does it for all is contained. The others would wait for ever.
 func Fatal() {
 	if value := recover(); value != nil {
 		stack := debug.Stack()

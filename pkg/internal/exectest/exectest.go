@@ -1,4 +1,5 @@
-// Package exectest holds a process up between its change of user and its program, where the pod that it is of may already stop it.
+// Package exectest holds a process up between its change of user and its program, where the pod that it is of may
+// already stop it.
 package exectest
 
 import (
@@ -17,8 +18,9 @@ import (
 // patience is how long anything is waited for.
 const patience = time.Minute
 
-// Program makes a program that nothing becomes before the test ends: execve(2) waits for its file as long as somebody has a lease on it,
-// for 45 s by default (proc_sys_fs(5), lease-break-time). It sleeps for the seconds of its first argument. All may read it.
+// Program makes a program that nothing becomes before the test ends: execve(2) waits for its file as long as somebody
+// has a lease on it, for 45 s by default (proc_sys_fs(5), lease-break-time). It sleeps for the seconds of its first
+// argument. All may read it.
 func Program(t testing.TB) (path string) {
 	t.Helper()
 	data, err := os.ReadFile("/bin/sleep")
@@ -51,8 +53,8 @@ func Program(t testing.TB) (path string) {
 	}
 }
 
-// Stop waits for the process that is about to become such a program, stops it, and returns it with its parent. Its working directory,
-// which no other process of its kind may have, and its first argument say which it is.
+// Stop waits for the process that is about to become such a program, stops it, and returns it with its parent. Its
+// working directory, which no other process of its kind may have, and its first argument say which it is.
 func Stop(t testing.TB, dir, arg string) (pid, parent int) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); pid == 0; <-time.After(time.Millisecond) {

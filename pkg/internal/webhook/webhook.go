@@ -1,5 +1,5 @@
-// Package webhook posts JSON to others over HTTP, to ask whether something may go on or to tell them something, and reads off the status
-// what they say to that.
+// Package webhook posts JSON to others over HTTP, to ask whether something may go on or to tell them something, and
+// reads off the status what they say to that.
 package webhook
 
 import (

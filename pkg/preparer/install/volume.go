@@ -92,8 +92,8 @@ func (v *Version) makeWorkDir(l *manifest.Launchable, takeOver bool) error {
 	return nil
 }
 
-// giveMade gives a directory below a home to its user, unless another one has it already and may keep it. By descriptor: whatever the pod does
-// meanwhile, a directory has one name, while a file may have another one elsewhere.
+// giveMade gives a directory below a home to its user, unless another one has it already and may keep it. By
+// descriptor: whatever the pod does meanwhile, a directory has one name, while a file may have another one elsewhere.
 func giveMade(home *os.Root, path string, owner *account.Account, always bool) error {
 	dir, err := home.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 	if err != nil {

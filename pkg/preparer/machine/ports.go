@@ -112,8 +112,9 @@ type View struct {
 }
 
 // InUse returns the numbers, sorted, that others than the node's pods have. Within the range for dynamic ports any socket counts that a pod could meet
-// there, but no ephemeral UDP number, which clients take and leave; elsewhere, where static ports are, what a TCP listener of the pod would meet on the node's address, but no ephemeral number. Beyond node.MaxPortsInUse those
-// of the range stay.
+// there, but no ephemeral UDP number, which clients take and leave; elsewhere, where static ports are, what a TCP
+// listener of the pod would meet on the node's address, but no ephemeral number. Beyond node.MaxPortsInUse those of the
+// range stay.
 func (v View) InUse(sockets []Socket, pods map[int]bool) []int {
 	var dynamic, static []int
 	for _, s := range sockets {

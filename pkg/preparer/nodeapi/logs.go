@@ -103,7 +103,8 @@ func idOf(info fs.FileInfo) fileID {
 
 func rotatedPath(path string, n int) string { return fmt.Sprintf("%s.%d", path, n) }
 
-// newestID returns that of the newest rotated file, which has another name until it is no longer in the log. It is the zero value where there is none.
+// newestID returns that of the newest rotated file, which has another name until it is no longer in the log. It is the
+// zero value where there is none.
 func newestID(path string) fileID {
 	for range 2 { // it may get its number in between
 		pending, _, err := logfile.Pending(path)
@@ -193,7 +194,8 @@ type opened struct {
 	info fs.FileInfo
 }
 
-// openRotated opens the rotated files, the oldest first. While one is about to get the first number, there is one number without a file.
+// openRotated opens the rotated files, the oldest first. While one is about to get the first number, there is one
+// number without a file.
 func (s *span) openRotated(path, pending string) (rotated []opened, err error) {
 	free := 0
 	names := func(n int) string { return rotatedPath(path, n) }
@@ -260,7 +262,8 @@ func (s *span) section(from, to int64) io.Reader {
 	return io.MultiReader(parts...)
 }
 
-// liveReader reads from the log itself. What is rotated out of it before it was read is read from where it is then: in the log are zeros.
+// liveReader reads from the log itself. What is rotated out of it before it was read is read from where it is then: in
+// the log are zeros.
 type liveReader struct {
 	span    *span
 	from    io.Reader

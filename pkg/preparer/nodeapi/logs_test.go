@@ -304,7 +304,8 @@ func TestFollowUnderFire(t *testing.T) {
 	}
 }
 
-// What is followed is not rotated for long, and then more is in the log than what is kept: a follower that has seen it sees none of it again.
+// What is followed is not rotated for long, and then more is in the log than what is kept: a follower that has seen it
+// sees none of it again.
 func TestFollowWhatIsNotKept(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t)

@@ -59,8 +59,8 @@ func TestTheNameThatAPodIsToHave(t *testing.T) {
 	look("nothing runs", []string{standby}, false, true, true)
 }
 
-// What may be touched of the agent's services: a preparer that has to keep its hands off registers nothing and deregisters nothing, and only one
-// that knows all pods of its node deregisters what it does not know.
+// What may be touched of the agent's services: a preparer that has to keep its hands off registers nothing and
+// deregisters nothing, and only one that knows all pods of its node deregisters what it does not know.
 func TestReach(t *testing.T) {
 	t.Parallel()
 	n := &node.Node{Name: "n1", Address: "127.0.0.1"}

@@ -8,8 +8,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 )
 
-// A pod without a health check has the state that the preparer tells the agent when it changes. That costs nothing while nothing changes, so
-// that it outlives the preparer: therefore such pods also need the node's own service to pass, which one preparer keeps up for all of them.
+// A pod without a health check has the state that the preparer tells the agent when it changes. That costs nothing
+// while nothing changes, so that it outlives the preparer: therefore such pods also need the node's own service to
+// pass, which one preparer keeps up for all of them.
 const (
 	toldFor  = 10 * 365 * 24 * time.Hour // for ever, in a form that the agent takes
 	nodeTTL  = time.Minute               // longer than a restart of the preparer takes

@@ -160,8 +160,8 @@ func (b *Board) Count() (states map[pod.State]int, restarts, starved int) {
 	return states, restarts, starved
 }
 
-// due returns what differs from what Consul has. A pod that was in its state before this process observed it keeps the time since when: the
-// preparer was restarted, and its first look at the pod may come after the list of realities.
+// due returns what differs from what Consul has. A pod that was in its state before this process observed it keeps the
+// time since when: the preparer was restarted, and its first look at the pod may come after the list of realities.
 func (b *Board) due(stored map[pod.Identity]store.Rec[pod.Reality]) []pendingWrite {
 	b.mu.Lock()
 	defer b.mu.Unlock()

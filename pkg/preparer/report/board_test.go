@@ -52,8 +52,8 @@ func TestForgottenRealitiesAreErased(t *testing.T) {
 	}
 }
 
-// A preparer that was restarted keeps since when a pod is in its state, also where it looks at the pod after it has listed the realities, and
-// something else about the pod is new.
+// A preparer that was restarted keeps since when a pod is in its state, also where it looks at the pod after it has
+// listed the realities, and something else about the pod is new.
 func TestSinceOutlivesTheProcess(t *testing.T) {
 	t.Parallel()
 	b, now := NewBoard(), time.Now().UTC()

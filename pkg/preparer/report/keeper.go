@@ -151,8 +151,8 @@ func (k *Keeper) recordAfterPages(ctx context.Context, again bool) (node.Node, e
 	return n, nil
 }
 
-// fit cuts what farms would refuse of a record, and leaves out orphans that they would, which the record then counts, and says so: a node that could not write its record
-// because of one field of it would be no node.
+// fit cuts what farms would refuse of a record, and leaves out orphans that they would, which the record then counts,
+// and says so: a node that could not write its record because of one field of it would be no node.
 func (k *Keeper) fit(n *node.Node, orphans []pod.Orphan) []pod.Orphan {
 	const key = "record out of bounds"
 	cut := n.Fit()

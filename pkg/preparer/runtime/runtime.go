@@ -33,8 +33,9 @@ type Runtime interface {
 	Watch(ctx context.Context, cursor uint64) ([]Status, uint64, error)
 	// Watchdogs reports whether a process that is started now has the Watchdog of its Spec, as far as the latest answer to Watch says.
 	Watchdogs() bool
-	// Ping returns nil once the runtime has answered, and could have written what it does to its disk. It waits for no other call, however long
-	// those rightly take. It has no limit of its own: a runtime that stands still answers when it goes on.
+	// Ping returns nil once the runtime has answered, and could have written what it does to its disk. It waits for no
+	// other call, however long those rightly take. It has no limit of its own: a runtime that stands still answers when it
+	// goes on.
 	Ping(ctx context.Context) error
 
 	// RunOnce runs a program to its end and returns how it ended. When ctx ends first, everything of it is killed and the cause of

@@ -36,7 +36,8 @@ func (s *still) Watch(ctx context.Context, cursor uint64) ([]runtime.Status, uin
 	return nil, cursor, s.answer(ctx)
 }
 
-// A runtime that stands still is noticed within ten seconds, by one question; calls that wait for it end, and others are not made, until it answers.
+// A runtime that stands still is noticed within ten seconds, by one question; calls that wait for it end, and others
+// are not made, until it answers.
 func TestAttend(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

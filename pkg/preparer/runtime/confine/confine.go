@@ -81,8 +81,8 @@ func (c Confinement) Validate() error {
 // The order is fixed by what each step needs: cgroup and mounts need root, which the user step gives up, and setgid needs
 // it after setgroups. The limits of the cgroup hold from the first step on.
 //
-// tie, unless nil, ties the process to its parent. It is called when no later step can undo that, and before the user that the
-// process becomes may signal it.
+// tie, unless nil, ties the process to its parent. It is called when no later step can undo that, and before the user
+// that the process becomes may signal it.
 func Apply(c *Confinement, tie func() error) error {
 	runtime.LockOSThread()
 	if err := joinCgroup(c); err != nil {
@@ -152,8 +152,9 @@ func OwnMounts() error {
 
 // become changes the user for good: real, effective and saved ids, so that there is no way back.
 //
-// The effective user changes first, because that change clears the death signal, which tie sets again. Only a process with the real or
-// the saved user may send signals (kill(2)): so no pod can stop this process while it is tied to nothing.
+// The effective user changes first, because that change clears the death signal, which tie sets again. Only a process
+// with the real or the saved user may send signals (kill(2)): so no pod can stop this process while it is tied to
+// nothing.
 func become(iso Isolation, tie func() error) error {
 	if tie == nil {
 		tie = func() error { return nil }

@@ -16,8 +16,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
-// Members returns the pids of the processes in the cgroup and below it. One that ends just now, or that this process cannot see, in
-// another pid namespace, has the pid 0.
+// Members returns the pids of the processes in the cgroup and below it. One that ends just now, or that this process
+// cannot see, in another pid namespace, has the pid 0.
 func Members(dir string) (pids []int, err error) {
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && entry.IsDir() {

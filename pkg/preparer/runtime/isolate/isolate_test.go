@@ -144,7 +144,8 @@ func TestKillWithoutTheFile(t *testing.T) {
 	}
 }
 
-// A member that ends just now, or is in another pid namespace, has the pid 0, which to kill(2) is the caller's own group.
+// A member that ends just now, or is in another pid namespace, has the pid 0, which to kill(2) is the caller's own
+// group.
 func TestKillSignalsNoGroup(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir() // as a cgroup of a kernel that has no cgroup.kill

@@ -17,7 +17,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/disktest"
 )
 
-// rotatorArg turns the test binary into somebody who rotates a log and is killed at a point: then the path, the point, and how often that is passed.
+// rotatorArg turns the test binary into somebody who rotates a log and is killed at a point: then the path, the point,
+// and how often that is passed.
 const rotatorArg = "rotator"
 
 // The logs of these tests: some rotations are due at once.
@@ -93,7 +94,8 @@ func wantNumbered(t *testing.T, path string, lines int) {
 	}
 }
 
-// Whoever rotates may be killed at any moment: no line is lost then or doubled, neither at once nor when somebody else goes on.
+// Whoever rotates may be killed at any moment: no line is lost then or doubled, neither at once nor when somebody else
+// goes on.
 func TestKilledWhileRotating(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{"half", "copied", "given back", "moving"} {

@@ -16,20 +16,23 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// ErrCut is about a log on a file system that cannot punch holes (fallocate(2)): ext4, XFS, Btrfs and tmpfs can. The log was cut to nothing, and
-// what its program wrote between the last read and the cut is lost: some microseconds' worth.
+// ErrCut is about a log on a file system that cannot punch holes (fallocate(2)): ext4, XFS, Btrfs and tmpfs can. The
+// log was cut to nothing, and what its program wrote between the last read and the cut is lost: some microseconds'
+// worth.
 var ErrCut = errors.New("this file system cannot punch holes: what the program wrote between the copy and the cut is lost")
 
-// Rotate moves what is in a log that holds more than limit into log.1, log.1 into log.2 and so on, keeping so many of them. Each holds whole
-// lines, and at most twice the limit. What would not be kept is not copied.
+// Rotate moves what is in a log that holds more than limit into log.1, log.1 into log.2 and so on, keeping so many of
+// them. Each holds whole lines, and at most twice the limit. What would not be kept is not copied.
 //
-// The program holds the file open and appends to it, and knows nothing of this (R12). So a part of the log is copied, and then a hole is punched
-// over exactly that part: what the program appends meanwhile is behind it. The log seems to grow for ever, and takes only the room of what was not
-// rotated yet; where the file system can, it is made shorter now and then. The copy has a name that says how far it goes (see Pending) from the
-// moment on that it is whole until the hole is there: so whoever is killed in between leaves nothing that is in two files or in none, and readers
-// see each line once at any moment. Settle ends what was begun.
+// The program holds the file open and appends to it, and knows nothing of this (R12). So a part of the log is copied,
+// and then a hole is punched over exactly that part: what the program appends meanwhile is behind it. The log seems to
+// grow for ever, and takes only the room of what was not rotated yet; where the file system can, it is made shorter now
+// and then. The copy has a name that says how far it goes (see Pending) from the moment on that it is whole until the
+// hole is there: so whoever is killed in between leaves nothing that is in two files or in none, and readers see each
+// line once at any moment. Settle ends what was begun.
 //
-// On a full disk what is in the log is lost, because there is no room for a copy, which is the error then. Another error to test for: ErrCut.
+// On a full disk what is in the log is lost, because there is no room for a copy, which is the error then. Another
+// error to test for: ErrCut.
 func Rotate(path string, limit int64, keep int) (err error) {
 	// Next to always this is all: a node looks at hundreds of logs each second.
 	if info, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().IsRegular() && room(info) <= limit {
@@ -100,8 +103,8 @@ func Settle(path string, keep int) (err error) {
 	return nil
 }
 
-// open opens a log and returns its size; no file where there is none, or something else. It follows no symbolic link: the directory may
-// belong to whoever wrote the program.
+// open opens a log and returns its size; no file where there is none, or something else. It follows no symbolic link:
+// the directory may belong to whoever wrote the program.
 func open(path string) (*os.File, int64, error) {
 	log, info, err := regular.Open(path, os.O_RDWR|unix.O_NOFOLLOW)
 	switch {
@@ -122,7 +125,8 @@ func room(info fs.FileInfo) int64 {
 	return info.Size()
 }
 
-// moveOut moves what is in these parts into log.1, and the older files on by one. grown: what is added meanwhile goes with them.
+// moveOut moves what is in these parts into log.1, and the older files on by one. grown: what is added meanwhile goes
+// with them.
 func moveOut(log *os.File, path string, parts []Part, keep int, grown bool) error {
 	upTo, err := copyAside(log, path, parts, grown)
 	if err != nil {
@@ -179,16 +183,17 @@ func giveBack(log *os.File, upTo int64) error {
 	return err
 }
 
-// A log that begins with a hole of more than longHole, and of more than eight times its limit, is made shorter by whole units of that, of which blocks
-// of all sizes are parts. A program whose file reaches the largest size that there is would be killed: 16 TiB on ext4.
+// A log that begins with a hole of more than longHole, and of more than eight times its limit, is made shorter by whole
+// units of that, of which blocks of all sizes are parts. A program whose file reaches the largest size that there is
+// would be killed: 16 TiB on ext4.
 const (
 	longHole   = 64 << 20
 	shortenBy  = 1 << 20
 	holeLimits = 8
 )
 
-// shorten removes the hole that a log begins with, but for a rest by which readers know that nothing was cut off. Not all file systems
-// can: on those without it no size is ever reached.
+// shorten removes the hole that a log begins with, but for a rest by which readers know that nothing was cut off. Not
+// all file systems can: on those without it no size is ever reached.
 func shorten(log *os.File, limit int64) error {
 	info, err := log.Stat()
 	if err != nil {
@@ -215,8 +220,9 @@ func newAside(path string) (*os.File, error) {
 	return os.OpenFile(aside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
 }
 
-// copyAside copies parts of a log into a temporary file, so that a crash leaves no half copy, and returns how far in the log that goes. With
-// grown it also copies what is added meanwhile, a few times: a program may be quicker than the copy.
+// copyAside copies parts of a log into a temporary file, so that a crash leaves no half copy, and returns how far in
+// the log that goes. With grown it also copies what is added meanwhile, a few times: a program may be quicker than the
+// copy.
 func copyAside(log *os.File, path string, parts []Part, grown bool) (upTo int64, err error) {
 	f, err := newAside(path)
 	if err != nil {
@@ -250,8 +256,8 @@ func copyParts(to io.Writer, log *os.File, parts []Part) (upTo int64, err error)
 	return upTo, nil
 }
 
-// Shift makes room at log.1 and renames a file to that. The oldest of so many goes, unless a number is free: then somebody was killed who had
-// moved those behind it.
+// Shift makes room at log.1 and renames a file to that. The oldest of so many goes, unless a number is free: then
+// somebody was killed who had moved those behind it.
 func Shift(newest, path string, keep int) error {
 	numbered := func(n int) string { return fmt.Sprintf("%s.%d", path, n) }
 	free := 1

@@ -20,7 +20,8 @@ type Part struct{ From, End int64 }
 // maxParts bounds those of one log. A program that makes more holes than that has its log end there.
 const maxParts = 1 << 16
 
-// maxZeros bounds the zeros that the block may begin with in which a hole ends: it is as long as the largest page that there is.
+// maxZeros bounds the zeros that the block may begin with in which a hole ends: it is as long as the largest page that
+// there is.
 const maxZeros = 2 << 20
 
 func length(parts []Part) (n int64) {
@@ -30,8 +31,8 @@ func length(parts []Part) (n int64) {
 	return n
 }
 
-// Begin returns where a log begins that is so long: behind what was rotated out of it, which is a hole, and zeros up to the end of that in the
-// middle of a block.
+// Begin returns where a log begins that is so long: behind what was rotated out of it, which is a hole, and zeros up to
+// the end of that in the middle of a block.
 func Begin(log *os.File, size int64) (int64, error) {
 	at, _, err := nextData(log, 0)
 	if err != nil || at >= size {
@@ -53,7 +54,8 @@ func Begin(log *os.File, size int64) (int64, error) {
 	return min(at, size), nil
 }
 
-// Parts returns what is in a log from an offset on, up to its size, but not in a copy of it. A program can make holes of its own; those are no part.
+// Parts returns what is in a log from an offset on, up to its size, but not in a copy of it. A program can make holes
+// of its own; those are no part.
 func Parts(log *os.File, from, size int64) (parts []Part, err error) {
 	begin, err := Begin(log, size)
 	if err != nil {
@@ -88,8 +90,8 @@ func nextData(f *os.File, offset int64) (from, end int64, err error) {
 	return from, end, err
 }
 
-// newest returns the parts without what would not be kept, from a whole line on: where there is more than what goes into so many files and
-// what may stay in the log.
+// newest returns the parts without what would not be kept, from a whole line on: where there is more than what goes
+// into so many files and what may stay in the log.
 func newest(log *os.File, parts []Part, limit int64, keep int) ([]Part, error) {
 	all := length(parts)
 	if all <= int64(keep+1)*limit {
@@ -101,7 +103,8 @@ func newest(log *os.File, parts []Part, limit int64, keep int) ([]Part, error) {
 	return parts, err
 }
 
-// cut returns what the next copy is to hold, which ends with a line where it can, and what remains. No copy is left that holds next to nothing.
+// cut returns what the next copy is to hold, which ends with a line where it can, and what remains. No copy is left
+// that holds next to nothing.
 func cut(log *os.File, parts []Part, limit int64) (chunk, rest []Part, err error) {
 	take := limit
 	if all := length(parts); all <= 2*limit {
@@ -180,8 +183,8 @@ func pendingPath(path string, upTo int64) string {
 	return path + pendingMark + strconv.FormatInt(upTo, 10)
 }
 
-// Pending returns the copy of a log that is about to be log.1, and how far in the log it goes: the log begins there, though what is before that may
-// be in it still. It is "" where there is none.
+// Pending returns the copy of a log that is about to be log.1, and how far in the log it goes: the log begins there,
+// though what is before that may be in it still. It is "" where there is none.
 func Pending(path string) (pending string, upTo int64, err error) {
 	dir, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {

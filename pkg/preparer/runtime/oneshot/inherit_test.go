@@ -15,11 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inheritArg turns the test binary into a caller that has levels of its own, and runs what prints those that the program has.
+// inheritArg turns the test binary into a caller that has levels of its own, and runs what prints those that the
+// program has.
 const inheritArg = "inherit"
 
-// inherited is what a program has from the preparer, as docs/running.md names it, with the shell command that prints it and what the caller has.
-// What is fixed in place of that is in reset.
+// inherited is what a program has from the preparer, as docs/running.md names it, with the shell command that prints it
+// and what the caller has. What is fixed in place of that is in reset.
 func inherited() map[string][2]string {
 	return map[string][2]string{
 		"limits (`ulimit -a`)":    {"ulimit -n", "333"},

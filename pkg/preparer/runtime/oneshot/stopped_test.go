@@ -24,9 +24,9 @@ import (
 // someID is a user and group that nobody has.
 const someID = 1_900_000_021
 
-// callerOfArg turns the test binary into a caller of the program with this path; then its working directory, and its cgroup, which
-// may be empty.
-// parentArg turns it into the parent of a stub: it prints the stub's pid, waits for a line, and releases the stub.
+// callerOfArg turns the test binary into a caller of the program with this path; then its working directory, and its
+// cgroup, which may be empty. parentArg turns it into the parent of a stub: it prints the stub's pid, waits for a line,
+// and releases the stub.
 const (
 	callerOfArg = "caller-of"
 	parentArg   = "parent"
@@ -77,8 +77,8 @@ func cgroupOf(t *testing.T) string {
 	return filepath.Join(host.Cgroup, "stopped")
 }
 
-// A pod may stop a command of its own before that is the program. The command and its guard end all the same with the context, with the
-// caller and with the guard.
+// A pod may stop a command of its own before that is the program. The command and its guard end all the same with the
+// context, with the caller and with the guard.
 func TestStoppedBeforeItIsTheProgram(t *testing.T) {
 	t.Parallel()
 	cgroup := cgroupOf(t)
@@ -130,8 +130,8 @@ func stopBeforeExec(t *testing.T, cgroup, ends string) {
 	})
 }
 
-// There is no moment at which a pod may stop a stub that would outlive its parent: the stub is held at each of its system calls until the
-// pod's user may send it a signal, is stopped there, and has to end with its parent.
+// There is no moment at which a pod may stop a stub that would outlive its parent: the stub is held at each of its
+// system calls until the pod's user may send it a signal, is stopped there, and has to end with its parent.
 func TestTiedBeforeItMayBeStopped(t *testing.T) {
 	t.Parallel()
 	parent := exec.Command(os.Args[0], parentArg)
@@ -203,7 +203,8 @@ func stopOnce(pid int, begin func(), uid int) error {
 	}
 }
 
-// signallable reports whether the user may signal a process: one that has the user as its real or saved one in any of its threads (kill(2)).
+// signallable reports whether the user may signal a process: one that has the user as its real or saved one in any of
+// its threads (kill(2)).
 func signallable(pid, uid int) bool {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 	for _, task := range tasks {

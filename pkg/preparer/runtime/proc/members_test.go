@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// daemon starts a process in a session whose leader has ended, with that variable, and returns it and the session's number.
+// daemon starts a process in a session whose leader has ended, with that variable, and returns it and the session's
+// number.
 func daemon(t *testing.T, variable string) (st Stat) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "setsid", "-w", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!")

@@ -27,8 +27,8 @@ type Stat struct {
 // maxEnviron bounds how much of a process's environment is looked at, in bytes.
 const maxEnviron = 256 << 10
 
-// bears reports whether a variable, KEY=value, is in the environment that the process was started with, as far as we may know. It reads that
-// each time: a process that executes another program has another one.
+// bears reports whether a variable, KEY=value, is in the environment that the process was started with, as far as we
+// may know. It reads that each time: a process that executes another program has another one.
 func (s Stat) bears(variable string) bool {
 	f, err := os.Open("/proc/" + strconv.Itoa(s.PID) + "/environ")
 	if err != nil {

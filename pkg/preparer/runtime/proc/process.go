@@ -23,8 +23,9 @@ type Process struct {
 	Own bool
 	// Cgroup is what it and all its descendants live in; empty: none.
 	Cgroup string
-	// Mark is the variable, KEY=value, that it was started with and hands on to its descendants; empty: none. It is for where there is no
-	// cgroup: a descendant that makes itself a session, and whose parent ends, has nothing else that says whose it is.
+	// Mark is the variable, KEY=value, that it was started with and hands on to its descendants; empty: none. It is for
+	// where there is no cgroup: a descendant that makes itself a session, and whose parent ends, has nothing else that
+	// says whose it is.
 	Mark string
 	fd   *os.File // pidfd; nil when the process had gone before it could be opened
 }
@@ -120,7 +121,8 @@ func (p *Process) Close() {
 
 // Signal sends sig to everything that runs in the session: to the process group at one stroke, so that no fork slips
 // through, and to whatever made itself another group; and to everything in the cgroup, which no process can leave by making
-// itself a session, or, where there is none, to whatever bears the mark. It returns how many live processes there were; sig 0 counts.
+// itself a session, or, where there is none, to whatever bears the mark. It returns how many live processes there were;
+// sig 0 counts.
 func (p *Process) Signal(sc *Scanner, sig unix.Signal) (live int, err error) {
 	var errs []error
 	// As long as the leader exists, alive or as a zombie, its number can be nobody else's group.
@@ -148,9 +150,9 @@ func (p *Process) Signal(sc *Scanner, sig unix.Signal) (live int, err error) {
 	return live, errors.Join(errs...)
 }
 
-// members returns the live processes of the cgroup, or where there is none those with the mark; and those of the session while its leader
-// is there, alive or as a zombie. The session's number alone says nothing: as soon as it is empty the kernel gives the number to another
-// process, which may make itself a session, leave somebody in it, and end.
+// members returns the live processes of the cgroup, or where there is none those with the mark; and those of the
+// session while its leader is there, alive or as a zombie. The session's number alone says nothing: as soon as it is
+// empty the kernel gives the number to another process, which may make itself a session, leave somebody in it, and end.
 func (p *Process) members(sc *Scanner) (live []Stat, err error) {
 	table, err := sc.Scan()
 	var inside []int

@@ -124,7 +124,8 @@ func (c *Client) Watch(ctx context.Context, cursor uint64) ([]runtime.Status, ui
 	return statuses, all.Cursor, nil
 }
 
-// Ping implements runtime.Runtime. Of a supervisor that knows no pings any answer will do. An error to test for: ErrUnreachable.
+// Ping implements runtime.Runtime. Of a supervisor that knows no pings any answer will do. An error to test for:
+// ErrUnreachable.
 func (c *Client) Ping(ctx context.Context) error {
 	err := c.call(ctx, http.MethodGet, pingPath, nil, nil)
 	if errors.Is(err, errUnknownPath) {

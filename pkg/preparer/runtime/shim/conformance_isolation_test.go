@@ -206,8 +206,8 @@ func (b *bench) TestIsolationSupervisorDies() {
 	b.wantNoCgroup(filepath.Join(host.Cgroup, spec.ID))
 }
 
-// Without a cgroup what left the session of its process, and was adopted by the supervisor or by somebody else, is known by its environment:
-// it outlives neither a restart nor a stop, and no supervisor.
+// Without a cgroup what left the session of its process, and was adopted by the supervisor or by somebody else, is
+// known by its environment: it outlives neither a restart nor a stop, and no supervisor.
 func (b *bench) TestEscapeWithoutCgroup() {
 	b.startReady(b.script("p", escape+`cat pids >> all; : > ready; sleep 0.1`))
 	b.await("p", "restarted twice", func(st runtime.Status) bool { return st.Restarts >= 2 })

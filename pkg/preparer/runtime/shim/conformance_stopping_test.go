@@ -104,8 +104,8 @@ func (b *bench) TestCrashEndsGrandchildren() {
 	b.wantGone(b.pids("pids")...)
 }
 
-// A pod may stop its own process, or a command beside it, between the change of user and the program. Its stop is confirmed all the same,
-// and neither is left.
+// A pod may stop its own process, or a command beside it, between the change of user and the program. Its stop is
+// confirmed all the same, and neither is left.
 func (b *bench) TestStopBeforeItIsTheProgram() {
 	b.startReady(b.script("p", idle))
 	program := exectest.Program(b)

@@ -38,7 +38,8 @@ func openStdio(spec localSpec) (stdio [3]*os.File, err error) {
 func closeStdio(stdio [3]*os.File) { _, _ = stdio[0].Close(), stdio[1].Close() } // one that is nil says so
 
 // launch starts the program. Before the stub may become the program, its pid is on disk; if anything goes wrong on
-// the way, nothing of it runs when launch returns. It need not wait for a stub that does not become the program once recalled ends.
+// the way, nothing of it runs when launch returns. It need not wait for a stub that does not become the program once
+// recalled ends.
 func (p *process) launch(recalled context.Context) (*child, error) {
 	spec := p.current().Spec
 	stdio, err := openStdio(spec)

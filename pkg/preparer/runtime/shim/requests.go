@@ -125,8 +125,8 @@ func (p *process) recordStop() (ended <-chan struct{}, err error) {
 // lookAtWrite is the pause between two looks at a write that is under way.
 const lookAtWrite = 10 * time.Millisecond
 
-// ping returns nil once no write to the disk is under way that was when it was called. A supervisor whose disk hangs can neither start nor stop
-// anything, although it answers.
+// ping returns nil once no write to the disk is under way that was when it was called. A supervisor whose disk hangs
+// can neither start nor stop anything, although it answers.
 func (s *supervisor) ping(ctx context.Context) error {
 	for _, p := range s.all() {
 		for !p.write.TryLock() { // not Lock, which would wait for a disk that hangs after the client has left

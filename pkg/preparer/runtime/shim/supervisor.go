@@ -140,7 +140,8 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 // markName is the variable by which what a process has started is known where it has no cgroup.
 const markName = "RCFARM_PROCESS"
 
-// mark returns that variable with its value; "" where there is a cgroup. Two nodes of one machine may have processes of one id.
+// mark returns that variable with its value; "" where there is a cgroup. Two nodes of one machine may have processes of
+// one id.
 func (s *supervisor) mark(spec localSpec) string {
 	if spec.cgroup() != "" {
 		return ""

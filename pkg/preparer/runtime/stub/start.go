@@ -13,8 +13,9 @@ import (
 // maxReport bounds what a stub may say about its failure, in bytes.
 const maxReport = 32 << 10
 
-// A stub has next to nothing to do before it is its program. One that takes longer than Timeout was stopped, which its pod can do as soon
-// as it has the pod's user, or cannot read its binary. hurried is the time that it has once the caller no longer wants it.
+// A stub has next to nothing to do before it is its program. One that takes longer than Timeout was stopped, which its
+// pod can do as soon as it has the pod's user, or cannot read its binary. hurried is the time that it has once the
+// caller no longer wants it.
 const (
 	Timeout = 30 * time.Second
 	hurried = time.Second
@@ -77,8 +78,8 @@ func complained(said []byte) error {
 // Close gives up what Release needs.
 func (s *Started) Close() { _, _ = s.order.Close(), s.result.Close() }
 
-// Release sends the order and returns nil once the program runs in place of the stub, which must be within Timeout, and within a second
-// when unwanted is closed. After an error the caller kills the stub: it may be stopped.
+// Release sends the order and returns nil once the program runs in place of the stub, which must be within Timeout, and
+// within a second when unwanted is closed. After an error the caller kills the stub: it may be stopped.
 func (s *Started) Release(o Order, unwanted <-chan struct{}) error {
 	deadline := time.Now().Add(Timeout)
 	data, err := json.Marshal(o)

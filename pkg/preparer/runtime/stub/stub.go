@@ -94,8 +94,9 @@ func isMissing(path string, err error) bool {
 	return os.IsNotExist(err)
 }
 
-// dieWith asks to be killed with the parent. A change of the effective user has undone what Start asked for (prctl(2)). The parent may
-// have been killed meanwhile: it is looked for after the signal is set, so that it cannot end between the two.
+// dieWith asks to be killed with the parent. A change of the effective user has undone what Start asked for (prctl(2)).
+// The parent may have been killed meanwhile: it is looked for after the signal is set, so that it cannot end between
+// the two.
 func dieWith(parent int) error {
 	if _, _, err := syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL), 0); err != 0 {
 		return fmt.Errorf("ask to be killed with the parent: %w", err)
