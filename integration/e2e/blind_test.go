@@ -81,7 +81,7 @@ func blindFarm(e *env) {
 	e.within(limit, func() error { return e.nodeIs("n3", "yes", inspect.Alive) })
 
 	e.deployed(web{replicas: 2, version: "2"})
-	e.scaledTo("hello", 4)
+	e.scaledTo("hello", 3)
 	now, err := e.store.EnsureSchema(e.t.Context())
 	if err != nil || now.Value.Epoch != schema.Value.Epoch || now.Value.WentBack {
 		e.t.Errorf("schema %+v, %v; before %+v", now.Value, err, schema.Value)
