@@ -122,24 +122,23 @@ func withPreDeploy(s *rollout.Start) {
 	s.PreDeploy = &rollout.PreDeploy{RC: preDeployID, Name: "web-r2-pre-deploy"}
 }
 
-// Whatever ends a pre_deploy but the success of its program ends the deployment: no pod of the new revision starts, and nothing is left.
+// Any end of a pre_deploy but the success of its program ends the deployment: no pod of the new revision starts, and nothing
+// is left. What a time that is over does is in rollout.TestAClockThatIsAheadEndsNoPreDeploy.
 func TestPreDeployEndsTheDeployment(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		report func(*once)
-		age    time.Duration
 		want   []string
 	}{
-		"an exit code": {ends(3, "no such table"), 0, []string{"pre_deploy: it ended with exit code 3; its log ends: no such table"}},
+		"an exit code": {ends(3, "no such table"), []string{"pre_deploy: it ended with exit code 3; its log ends: no such table"}},
 		"a signal": {func(o *once) {
 			ends(-1, "half way")(o)
 			o.reality.LastExit.Signal = "SIGKILL"
-		}, 0, []string{"pre_deploy: it ended by SIGKILL; its log ends: half way"}},
-		"a lost node": {func(o *once) { o.status.Lost = 1 }, 0, []string{"its node is lost", "it does not run twice"}},
+		}, []string{"pre_deploy: it ended by SIGKILL; its log ends: half way"}},
+		"a lost node": {func(o *once) { o.status.Lost = 1 }, []string{"its node is lost", "it does not run twice"}},
 		"it cannot run": {func(o *once) {
 			o.status.Failing = []rc.PodFailure{{Pod: "main.0", Node: "n1", Reason: "no such artifact", Hopeless: true}}
-		}, 0, []string{"no such artifact"}},
-		"too long": {func(*once) {}, rollout.PreDeployTimeout, []string{"has not ended within 5m0s"}},
+		}, []string{"no such artifact"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -149,10 +148,7 @@ func TestPreDeployEndsTheDeployment(t *testing.T) {
 			w.owners()
 			f := &farm{id: "f"}
 			w.runs(f, w.addr, nil)
-			w.deploy(2, 3, func(s *rollout.Start) {
-				withPreDeploy(s)
-				s.Now = s.Now.Add(-tt.age)
-			})
+			w.deploy(2, 3, withPreDeploy)
 			outcome, reason := w.ended(2)
 			if outcome != string(rollout.Failed) {
 				t.Errorf("%s: %s", outcome, reason)
