@@ -61,13 +61,14 @@ test: build bin/consul curl ## everything that must pass: unit, real-Consul and 
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) $$($(GO) list ./cmd/... ./pkg/... $(if $(UPTIMES),| grep -vxF $(BOOTTIME:%=-e github.com/rcfarm/rcfarm/%)))
 	CGO_ENABLED=0 $(GO) test ./pkg/internal/account # as the programs are built
 	$(MAKE) --jobs=2 --output-sync=target uptimes
-	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -p 1 -parallel 3 ./integration/... # scenarios wait more than they compute
+	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -p 1 -parallel 4 ./integration/... # scenarios wait more than they compute
 
-# They wait more than they compute, so machines of both ages run at a time.
+# They wait more than they compute, so machines of all ages run at a time. Races are looked for on the first; the others run as programs are built.
 uptimes: $(UPTIMES:%=uptime-%) ## the packages that read the clock since the machine's start, as on machines of other ages; UPTIMES=3600 for one
 
 uptime-%: bin/consul
-	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -exec "'$(CURDIR)/integration/tools/uptime.sh' $*" $(BOOTTIME:%=./%)
+	$(if $(filter $*,$(firstword $(UPTIMES))),$(GO) test -race,CGO_ENABLED=0 $(GO) test -trimpath) -shuffle=on -timeout $(TESTTIME) \
+	  -exec "'$(CURDIR)/integration/tools/uptime.sh' $*" $(BOOTTIME:%=./%)
 
 race: build bin/consul curl ## the tests three times in a row, in another order each time
 	$(GO) test -race -shuffle=on -count=3 -timeout 45m ./...
