@@ -3,6 +3,7 @@ package proc
 import (
 	"bufio"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -58,16 +59,17 @@ func TestSessionNumberAloneIsNobodys(t *testing.T) {
 // What bears the mark is the process's, wherever it went.
 func TestMarkedIsAMember(t *testing.T) {
 	t.Parallel()
-	own := daemon(t, "WHO=process-of-this-test")
+	mark := fmt.Sprintf("WHO=test-%d-of-members", os.Getpid()) // another run of this test may be under way
+	own := daemon(t, mark)
 	p, err := Find(noSuchPID, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Mark = "WHO=process-of-this"
+	p.Mark = strings.TrimSuffix(mark, "s")
 	if live, err := p.Signal(&Scanner{}, 0); live != 0 || err != nil {
 		t.Errorf("%d bear the beginning of it, %v", live, err)
 	}
-	p.Mark = "WHO=process-of-this-test"
+	p.Mark = mark
 	if live, err := p.Signal(&Scanner{}, unix.SIGKILL); live != 1 || err != nil {
 		t.Errorf("%d members, %v; want one", live, err)
 	}

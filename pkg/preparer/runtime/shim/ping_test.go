@@ -73,9 +73,13 @@ func TestPingWhileTheDiskHangs(t *testing.T) {
 	n := newNode(t)
 	n.start(t, n.idler("a"))
 	pipe := filepath.Join(n.Dir, "state", "a.json.tmp") // opening it for writing hangs until somebody reads
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	Eventually(t, "the state is written that says it runs", func() bool {
+		err := unix.Mkfifo(pipe, 0o600)
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
 	stopped := make(chan error, 1)
 	go func() { stopped <- n.Stop(t.Context(), "a") }()
 	Eventually(t, "it is silent", func() bool { return n.silent(t) })
