@@ -67,7 +67,7 @@ test: build bin/consul curl ## everything that must pass: unit, real-Consul and 
 uptimes: $(UPTIMES:%=uptime-%) ## the packages that read the clock since the machine's start, as on machines of other ages; UPTIMES=3600 for one
 
 uptime-%: bin/consul
-	$(if $(filter $*,$(firstword $(UPTIMES))),$(GO) test -race,CGO_ENABLED=0 $(GO) test -trimpath) -shuffle=on -timeout $(TESTTIME) \
+	$(if $(filter $*,$(firstword $(UPTIMES))),$(GO) test -race,CGO_ENABLED=0 $(GO) test) -shuffle=on -timeout $(TESTTIME) \
 	  -exec "'$(CURDIR)/integration/tools/uptime.sh' $*" $(BOOTTIME:%=./%)
 
 race: build bin/consul curl ## the tests three times in a row, in another order each time
