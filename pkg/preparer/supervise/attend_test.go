@@ -53,12 +53,12 @@ func TestAttend(t *testing.T) {
 		stopped, asked := make(chan error, 1), make(chan error, 1)
 		go func() { stopped <- s.Stop(ctx, []string{"a"}) }()
 		go func() { _, err := s.Of(ctx, pod.Identity{}); asked <- err }()
-		time.Sleep(10*time.Second - time.Millisecond)
+		<-time.After(10*time.Second - time.Millisecond) // by the clock of the bubble
 		synctest.Wait()
 		if silent.Load() || len(stopped)+len(asked) > 0 {
 			t.Error("given up too early")
 		}
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		synctest.Wait()
 		if err := <-stopped; !silent.Load() || !errors.Is(err, ErrSilent) || !errors.Is(<-asked, ErrSilent) || rt.pings != 1 {
 			t.Errorf("silent: %t after %d questions; the stop ended with %v", silent.Load(), rt.pings, err)
