@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -93,18 +92,6 @@ type Config struct {
 	// agent was asked for the first time.
 	Changed func(pods map[pod.Identity]time.Time)
 }
-
-// Reach is what a preparer may touch of the agent's services. Each one includes those before it.
-type Reach int
-
-// What may be touched. Services have ids made of the node's name, so that another preparer with that name has the same
-// ones.
-const (
-	Nothing Reach = iota // the node's name may be another preparer's
-	Running              // services of pods that run here are registered, and withdrawn when these stop
-	Known                // services of known pods that do not run are deregistered
-	All                  // so are those of no pod that this preparer knows
-)
 
 // Registrar is what has been registered, and what was said of it.
 type Registrar struct {
@@ -292,22 +279,6 @@ func (r *Registrar) saw(pods []Pod, local map[string]consul.Health, err error, n
 		r.cfg.Changed(news)
 	}
 	return register, straysOf(local, expected, reach)
-}
-
-// straysOf returns the services that are to be deregistered. expected has an entry for each service of a known pod:
-// whether it may be there.
-func straysOf(local map[string]consul.Health, expected map[string]bool, reach Reach) (strays []string) {
-	for id := range local {
-		may, known := expected[id]
-		needs := All
-		if known {
-			needs = Known
-		}
-		if !may && reach >= needs && strings.HasPrefix(id, servicePrefix) {
-			strays = append(strays, id)
-		}
-	}
-	return strays
 }
 
 // saw takes in what the agent has of one pod, and returns the services that it should have if it does not, and whether something else is known

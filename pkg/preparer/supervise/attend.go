@@ -45,12 +45,15 @@ func (s *Processes) Attend(ctx context.Context, every, after time.Duration, told
 // heed has calls to the runtime end, or lets them be made again, before anybody is told.
 func (s *Processes) heed(silent bool, told func(silent bool)) {
 	s.mu.Lock()
-	switch {
-	case silent && !s.isSilent:
-		s.isSilent = true
-		close(s.silent)
-	case !silent && s.isSilent:
-		s.isSilent, s.silent = false, make(chan struct{})
+	select {
+	case <-s.silent:
+		if !silent {
+			s.silent = make(chan struct{})
+		}
+	default:
+		if silent {
+			close(s.silent)
+		}
 	}
 	s.mu.Unlock()
 	told(silent)

@@ -26,9 +26,8 @@ type Processes struct {
 	begun   atomic.Uint64 // number of the newest question that has begun
 	looking chan struct{} // holds whoever looks at what follows
 
-	mu       sync.Mutex
-	isSilent bool
-	silent   chan struct{} // closed while the runtime is known not to answer
+	mu     sync.Mutex
+	silent chan struct{} // closed while the runtime is known not to answer
 
 	latest uint64 // number of the question that was answered so
 	all    map[pod.Identity][]runtime.Status
