@@ -19,6 +19,10 @@ func disbelieve(s *reconcile.Snapshot) {
 			most = max(most, g.Revision)
 		}
 		told[p.Identity] = most
+		if most >= pod.MaxRevision {
+			s.Errors = append(s.Errors, fmt.Sprintf("no node takes another change of %s: revision of its placement, or of a former copy in it: %d; allowed: less than %d",
+				p.Identity, most, pod.MaxRevision))
+		}
 		if p.Reality != nil && p.Reality.Revision > most {
 			s.Errors = append(s.Errors, unbelievable(p.Node, p.Identity, p.Reality.Revision, most))
 			p.Reality = nil

