@@ -70,6 +70,7 @@ var scenarios = map[string]func(*env){
 	"preparer-upgrade":  preparerUpgrade,
 	"supervisor-crash":  supervisorCrash,
 	"hung-supervisor":   hungSupervisor,
+	"full-disk-stop":    fullDiskStop,
 	"consul-away":       consulAway,
 	"bad-artifacts":     badArtifacts,
 	"logs-exec":         logsExec,

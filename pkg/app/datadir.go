@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/durable"
-	"github.com/rcfarm/rcfarm/pkg/preparer"
 )
 
 // DataDir is a directory that belongs to one running daemon (R11). It remembers the daemon's incarnations, so that the
@@ -147,8 +146,7 @@ func (d *DataDir) change(with func([]string) []string) error {
 	if err != nil {
 		return err
 	}
-	reserve := durable.Reserve{Dir: d.Path(preparer.ReserveDir)} // a preparer's; others have none
-	return reserve.WriteFile(d.Path("incarnations.json"), data)
+	return durable.ReplaceFile(d.Path("incarnations.json"), data)
 }
 
 func (d *DataDir) read() ([]string, error) {

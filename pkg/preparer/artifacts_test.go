@@ -21,6 +21,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/internal/disktest"
+	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
@@ -173,8 +174,6 @@ func TestFullDisk(t *testing.T) {
 		t.Setenv("TMPDIR", disk)
 		b := newBench(t)
 		b.realArtifacts(artifact.Config{ReserveBytes: -1})
-		reg := prometheus.NewRegistry()
-		b.cfg.Metrics = preparer.NewMetrics(reg)
 		t.Setenv("TMPDIR", "/tmp")
 		a := b.start()
 		old, _ := b.packed("old", 0)
@@ -182,21 +181,18 @@ func TestFullDisk(t *testing.T) {
 		b.tell(intent(0, oldDigest, pod.Running, 10))
 		b.awaitReady(0, oldDigest, 10)
 		pid := b.pid(0)
-		b.awaitReserves(reg)
 
-		// Records find room, an artifact does not.
+		// Records have their room, an artifact does not.
 		filler := disktest.Fill(t, disk)
 		next, _ := b.packed("next", 2<<20)
 		nextDigest := b.upload(next)
 		b.tell(intent(0, nextDigest, pod.Running, 20))
 		b.awaitState(0, pod.StateFailed, 20, "not enough disk space")
-		b.awaitLog("no room for records can be set aside; make room on the disk")
 		b.mustKeepPID(0, pid)
 
 		// A restart of the preparer on the full disk changes nothing, and what fills the disk can be stopped.
 		a.stop() // before: a fetch under way gives its room back when it fails
 		disktest.Fill(t, disk)
-		b.cfg.Metrics = nil
 		a = b.start()
 		b.awaitServing()
 		b.awaitState(0, pod.StateFailed, 20, "")
@@ -205,7 +201,7 @@ func TestFullDisk(t *testing.T) {
 		b.tell(intent(0, nextDigest, pod.Stopped, 30))
 		b.awaitState(0, pod.StateStopped, 30, "")
 
-		// Without anything set aside, what cannot be saved is not done.
+		// A stop that cannot be recorded ends the pod all the same. It is confirmed once there is room.
 		if err := os.Remove(filler); err != nil {
 			t.Fatal(err)
 		}
@@ -213,8 +209,11 @@ func TestFullDisk(t *testing.T) {
 		b.awaitReady(0, oldDigest, 40)
 		pid = b.pid(0)
 		a.stop()
-		reserve := filepath.Join(b.cfg.Dir, preparer.ReserveDir)
-		if err := os.RemoveAll(reserve); err != nil {
+		spares, err := filepath.Glob(b.inNode("pods/*" + durable.SpareSuffix))
+		if err != nil || len(spares) != 1 {
+			t.Fatalf("%v, %v; want a spare file of the pod's record", spares, err)
+		}
+		if err := os.Truncate(spares[0], 0); err != nil { // as if it had never had its room
 			t.Fatal(err)
 		}
 		disktest.Fill(t, disk)
@@ -223,7 +222,12 @@ func TestFullDisk(t *testing.T) {
 		b.awaitReality(0, "that the stop cannot be recorded", func(r pod.Reality) bool {
 			return r.State == pod.StateFailed && r.Revision == 40 && strings.Contains(r.Message, "cannot write to its disk")
 		})
-		b.mustKeepPID(0, pid)
+		b.eventually(func() error {
+			if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+				return fmt.Errorf("process %d is still there: %w", pid, err)
+			}
+			return nil
+		})
 		if err := os.Remove(filler); err != nil {
 			t.Fatal(err)
 		}
@@ -231,14 +235,5 @@ func TestFullDisk(t *testing.T) {
 		b.tell(intent(0, nextDigest, pod.Running, 60))
 		b.awaitReady(0, nextDigest, 60)
 		a.stop()
-	})
-}
-
-// awaitReserves waits until preparer and supervisor have set room aside.
-func (b *bench) awaitReserves(reg *prometheus.Registry) {
-	b.t.Helper()
-	b.eventually(func() error {
-		_, err := os.Stat(filepath.Join(filepath.Dir(b.cfg.Dir), "shim", "reserve", "63"))
-		return errors.Join(err, metric(reg, "rcfarm_preparer_reserve_bytes", 1<<20))
 	})
 }

@@ -91,7 +91,7 @@ func TestStoppedFor(t *testing.T) {
 // then on.
 func TestTombstonesOfAWrongClock(t *testing.T) {
 	t.Parallel()
-	disk, err := NewDisk(t.TempDir(), nil)
+	disk, err := NewDisk(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func sampleRecord(index int) Record {
 func TestDiskKeepsRecords(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	disk, err := NewDisk(dir, nil)
+	disk, err := NewDisk(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func TestDiskKeepsRecords(t *testing.T) {
 func TestDiskSetsGarbageAside(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	disk, err := NewDisk(dir, nil)
+	disk, err := NewDisk(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestDiskSetsGarbageAside(t *testing.T) {
 func TestDiskThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	disk, err := NewDisk(dir, nil)
+	disk, err := NewDisk(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -129,7 +129,7 @@ func (s *stallingState) Forget(name string) error {
 func TestStalledDiskHoldsNothingElseUp(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	disk, err := preparer.NewDisk(b.inNode("pods"), nil)
+	disk, err := preparer.NewDisk(b.inNode("pods"))
 	if err != nil {
 		t.Fatal(err)
 	}

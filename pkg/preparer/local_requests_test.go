@@ -26,7 +26,7 @@ import (
 // leaveResting writes the files of so many services that have stopped, one after the other.
 func (b *bench) leaveResting(n int) {
 	b.t.Helper()
-	files, err := local.OpenDisk(filepath.Join(b.cfg.Dir, "local"), nil)
+	files, err := local.OpenDisk(filepath.Join(b.cfg.Dir, "local"))
 	for i := range n {
 		m := b.sleeper("1")
 		m.ID = fmt.Sprintf("old-%d", i)

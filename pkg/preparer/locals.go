@@ -41,8 +41,8 @@ type locals struct {
 	session atomic.Pointer[reserver] // nil without a session
 }
 
-func openLocals(k *kit, decide func(), reserve *durable.Reserve) (*locals, error) {
-	disk, err := local.OpenDisk(filepath.Join(k.cfg.Dir, "local"), reserve)
+func openLocals(k *kit, decide func()) (*locals, error) {
+	disk, err := local.OpenDisk(filepath.Join(k.cfg.Dir, "local"))
 	if err != nil {
 		return nil, err
 	}

@@ -9,14 +9,14 @@ import (
 
 // Metrics is what a preparer counts. Every label value exists from the start, and none names a pod.
 type Metrics struct {
-	pods                            *prometheus.GaugeVec
-	orphans, locked, connected      prometheus.Gauge
-	nameRefused, reserve, unsecured prometheus.Gauge
-	restarts, written, failures     prometheus.Counter
-	starved                         prometheus.Counter
-	hookFailures                    prometheus.Counter
-	cut, answers                    prometheus.Gauge
-	cutRealities                    prometheus.Counter
+	pods                        *prometheus.GaugeVec
+	orphans, locked, connected  prometheus.Gauge
+	nameRefused, unsecured      prometheus.Gauge
+	restarts, written, failures prometheus.Counter
+	starved                     prometheus.Counter
+	hookFailures                prometheus.Counter
+	cut, answers                prometheus.Gauge
+	cutRealities                prometheus.Counter
 
 	artifactBytes                      prometheus.Gauge
 	artifactsPruned, artifactsRestored prometheus.Counter
@@ -41,7 +41,6 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		connected:    m.Gauge("consul_connected", "1 while a session with Consul is held and its intents have been read."),
 		nameRefused:  m.Gauge("name_refused", "1 while the node's name belongs to another host, so that no intents are taken."),
 		unsecured:    m.Gauge("consul_open", "1 while pods can write to Consul without a token what has programs started on this node, or keeps its preparer from its work."),
-		reserve:      m.Gauge("reserve_bytes", "What is set aside on the disk for records, should it be full: 1 MiB."),
 		restarts:     m.Counter("restarts_total", "Processes of pods that were started again after they had ended."),
 		starved:      m.Counter("out_of_memory_total", "Ends of processes of pods that the kernel killed for want of memory, as far as the preparer has seen them."),
 		written:      m.Counter("realities_written_total", "Reports about pods that were written to Consul."),

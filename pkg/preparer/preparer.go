@@ -18,7 +18,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -175,9 +174,7 @@ type Preparer struct {
 	exposure *claim.Exposure
 	inbox    *push.Inbox
 	locals   *locals
-	reserve  *durable.Reserve
-	spent    wait.Signal // something of the reserve was used
-	enforces bool        // see enforcesStopAfter; guarded as the pods are
+	enforces bool // see enforcesStopAfter; guarded as the pods are
 	silence  silence
 }
 
@@ -189,16 +186,14 @@ func New(cfg Config) (*Preparer, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	spent := wait.NewSignal()
-	reserve := &durable.Reserve{Dir: filepath.Join(cfg.Dir, ReserveDir), Used: spent.Raise}
 	if cfg.State == nil {
-		disk, err := NewDisk(filepath.Join(cfg.Dir, "pods"), reserve)
+		disk, err := NewDisk(filepath.Join(cfg.Dir, "pods"))
 		if err != nil {
 			return nil, err
 		}
 		cfg.State = disk
 	}
-	p := &Preparer{reserve: reserve, spent: spent}
+	p := new(Preparer)
 	p.ready, p.board = make(chan struct{}), report.NewBoard()
 	p.cfg, p.log, p.prunable = cfg, cfg.Log.WithField(obs.Node, cfg.Node.Name), wait.NewSignal()
 	p.pods = newPods(p.log)
@@ -208,10 +203,10 @@ func New(cfg Config) (*Preparer, error) {
 		Node: cfg.Node.Name, Doors: cfg.Doors, Strict: cfg.Strict, Limiter: p.limiter, Every: cfg.AskDoors, Again: cfg.AskAgain, Unsecured: cfg.Metrics.unsecure,
 	}
 	var err error
-	if p.contact, err = claim.OpenContact(cfg.Dir, reserve); err != nil {
+	if p.contact, err = claim.OpenContact(cfg.Dir); err != nil {
 		return nil, err
 	}
-	if p.name, err = claim.OpenName(cfg.Dir, cfg.Node.Name, cfg.TakeOver, reserve, p.limiter); err != nil {
+	if p.name, err = claim.OpenName(cfg.Dir, cfg.Node.Name, cfg.TakeOver, p.limiter); err != nil {
 		return nil, err
 	}
 	p.cfg.Node.Host = p.name.Host()
@@ -228,17 +223,17 @@ func New(cfg Config) (*Preparer, error) {
 		p.pods.add(rec.Intent.Identity, rec)
 		numbers[rec.Intent.Identity] = rec.UID
 	}
-	inbox, err := push.New(push.Config{Dir: cfg.Dir, Reserve: reserve, Pull: cfg.Push, Every: cfg.PullEvery, Epoch: cfg.Store.Epoch})
+	inbox, err := push.New(push.Config{Dir: cfg.Dir, Pull: cfg.Push, Every: cfg.PullEvery, Epoch: cfg.Store.Epoch})
 	if err != nil {
 		p.log.WithField(obs.Error, err).Warn("what farms have pushed is not remembered; the next push of each controller is believed to be its last")
 	}
 	p.inbox = inbox
 	p.node = install.New(install.Config{
-		Host: cfg.Host, Node: cfg.Node.Name, Address: cfg.Node.Address, ContactNote: p.contact.Path(), Reserve: reserve, Log: p.log, Limiter: p.limiter,
+		Host: cfg.Host, Node: cfg.Node.Name, Address: cfg.Node.Address, ContactNote: p.contact.Path(), Log: p.log, Limiter: p.limiter,
 		HookFailed: cfg.Metrics.hookFailures.Inc, FetchFailed: p.prunable.Raise,
 	}, numbers)
 	p.agent, err = register.New(register.Config{
-		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Runtime: cfg.Runtime, Versions: p.node, Reserve: reserve, Limiter: p.limiter, Log: p.log,
+		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Runtime: cfg.Runtime, Versions: p.node, Limiter: p.limiter, Log: p.log,
 		Step: cfg.Step, BusyPoll: cfg.BusyPoll, IdlePoll: cfg.IdlePoll, Reach: p.reach, Pods: p.servicePods, Up: p.isUp, Changed: p.sawServices,
 	})
 	for id, e := range p.pods.all {
@@ -247,7 +242,7 @@ func New(cfg Config) (*Preparer, error) {
 	p.inUse = &portLook{inUse: cfg.InUse, pods: p.pods, limiter: p.limiter}
 	p.inUse.look()
 	if err == nil {
-		p.locals, err = openLocals(&p.kit, p.decide, reserve)
+		p.locals, err = openLocals(&p.kit, p.decide)
 	}
 	return p, err
 }
@@ -266,7 +261,6 @@ func (p *Preparer) Run(ctx context.Context) error {
 	parts.Go(func() { p.watchConnectivity(ctx) })
 	parts.Go(func() { (&collector{&p.kit}).run(ctx) })
 	parts.Go(func() { p.node.DeleteRemoved(ctx, p.cfg.CollectEvery) })
-	parts.Go(func() { p.keepReserve(ctx) })
 	parts.Go(func() { (&collector{&p.kit}).pruneArtifacts(ctx) })
 	parts.Go(func() { p.exposure.Watch(ctx, p.reconsider) })
 	parts.Go(func() { p.inUse.watch(ctx, p.cfg.LookAtPorts) })
@@ -427,27 +421,4 @@ func (k *kit) awaitReady(ctx context.Context) bool {
 	case <-ctx.Done():
 		return false
 	}
-}
-
-// ReserveDir is the directory in a data directory that holds room for records.
-const ReserveDir = "reserve"
-
-// Between two looks at the reserve: while it is whole, and while it is not.
-const (
-	lookAtReserve = time.Minute
-	fillReserve   = 5 * time.Second
-)
-
-// keepReserve keeps room for records set aside until ctx ends, so that a full disk keeps no pod from being stopped, and says
-// when it cannot.
-func (p *Preparer) keepReserve(ctx context.Context) {
-	const key = "reserve"
-	wait.Each(ctx, p.spent, func() time.Duration {
-		bytes, err := p.reserve.Fill()
-		p.cfg.Metrics.reserve.Set(float64(bytes))
-		if p.limiter.Failed(ctx, key, "no room for records can be set aside; make room on the disk: once what is left is used up, pods can neither be stopped nor changed", err) {
-			return fillReserve
-		}
-		return lookAtReserve
-	})
 }

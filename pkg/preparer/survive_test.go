@@ -422,7 +422,7 @@ func (f *flaky) LocalServices(ctx context.Context, key, value string) (local map
 func TestFlakyNode(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	disk, err := preparer.NewDisk(filepath.Join(b.cfg.Dir, "pods"), nil)
+	disk, err := preparer.NewDisk(filepath.Join(b.cfg.Dir, "pods"))
 	if err != nil {
 		t.Fatal(err)
 	}

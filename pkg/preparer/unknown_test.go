@@ -45,7 +45,7 @@ func TestUnreadableProcessIsLeftAlone(t *testing.T) {
 	b.awaitReady(0, digest, 10)
 	pid := b.pid(0)
 	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) }) // the supervisor does not know it any more
-	files, err := filepath.Glob(filepath.Join(dir, "state", "rc1.main.0.*"))
+	files, err := filepath.Glob(filepath.Join(dir, "state", "rc1.main.0.*.json"))
 	if err != nil || len(files) != 1 {
 		t.Fatalf("state files %v, %v", files, err)
 	}

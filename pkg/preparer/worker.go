@@ -95,17 +95,21 @@ func (w *worker) run(ctx context.Context) {
 // from what an earlier pass was about to do, so that it may be interrupted anywhere (P7).
 func (w *worker) reconcile(ctx context.Context) error {
 	rec, err := w.persist()
-	if rec.Intent.State == pod.Stopped {
-		return errors.Join(err, w.stop(ctx, rec))
+	switch {
+	case rec.Intent.State != pod.Stopped:
+	case err != nil: // a disk that takes nothing keeps nothing running; the stop is confirmed once it is recorded
+		w.cannotSave(err)
+		_, endErr := w.end(ctx, &rec)
+		return errors.Join(err, endErr)
+	default:
+		return w.stop(ctx, rec)
 	}
 	var procsErr error
 	if rec.Installed != nil {
 		rec, procsErr = w.reconcileProcs(ctx, rec)
 	}
 	if err != nil { // a full disk keeps new intents out, not the pod down
-		w.note(func() {
-			w.e.activity = activity{state: pod.StateFailed, message: "the node cannot write to its disk: " + err.Error()}
-		})
+		w.cannotSave(err)
 		return errors.Join(err, procsErr)
 	}
 	if !rec.upToDate() {
@@ -130,8 +134,8 @@ func (w *worker) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// persist saves what was accepted and what a restart must know. Nothing is done or reported that is not saved: when it
-// fails, the record that it returns is the one on the disk.
+// persist saves what was accepted and what a restart must know. Nothing is started or reported that is not saved: when it
+// fails, the record that it returns is the one on the disk. A stop is returned all the same.
 func (w *worker) persist() (Record, error) {
 	var want *pod.Intent
 	var saved Record
@@ -145,7 +149,10 @@ func (w *worker) persist() (Record, error) {
 		rec.UID = w.node.Number(w.e.id, w.procs())
 	}
 	rec, err := w.save(rec)
-	if err != nil {
+	switch {
+	case err != nil && rec.Intent.State == pod.Stopped:
+		return rec, err
+	case err != nil:
 		return saved, err
 	}
 	w.pods.do(func() {
@@ -198,6 +205,13 @@ func (w *worker) save(rec Record) (Record, error) {
 	w.prunable.Raise()
 	w.pods.record.Raise()
 	return rec, nil
+}
+
+// cannotSave says why an intent was not accepted.
+func (w *worker) cannotSave(err error) {
+	w.note(func() {
+		w.e.activity = activity{state: pod.StateFailed, message: "the node cannot write to its disk: " + err.Error()}
+	})
 }
 
 // note changes something that is observed.
@@ -267,19 +281,9 @@ func (w *worker) procs() (procs []runtime.Status) {
 
 // stop carries out an accepted stop. That nothing of the pod runs is durably recorded before it is reported (P5).
 func (w *worker) stop(ctx context.Context, rec Record) error {
-	procs, err := w.processes.Of(ctx, w.e.id)
+	procs, err := w.end(ctx, &rec)
 	if err != nil {
-		w.At(pod.StateStopping, "the runtime does not answer: "+err.Error())
 		return err
-	}
-	if rec.StoppedAt == nil || len(procs) > 0 {
-		w.takeOut(ctx)
-		stop, stopped := stopIDs(rec, procs)
-		w.At(pod.StateStopping, stopText(procs, stop))
-		if err := w.halt(ctx, &rec, procs, stop, stopped); err != nil {
-			w.At(pod.StateStopping, "not stopped yet: "+err.Error())
-			return err
-		}
 	}
 	first := rec.StoppedAt == nil
 	rec, err = w.save(rec.buried(thisInstant()))
@@ -298,6 +302,26 @@ func (w *worker) stop(ctx context.Context, rec Record) error {
 		ids = append(ids, status.Spec.ID)
 	}
 	return errors.Join(w.processes.Remove(ctx, ids), w.clear(&rec))
+}
+
+// end ends what runs of the pod, and returns the processes of it that the runtime has.
+func (w *worker) end(ctx context.Context, rec *Record) ([]runtime.Status, error) {
+	procs, err := w.processes.Of(ctx, w.e.id)
+	if err != nil {
+		w.At(pod.StateStopping, "the runtime does not answer: "+err.Error())
+		return nil, err
+	}
+	if rec.StoppedAt != nil && len(procs) == 0 {
+		return nil, nil
+	}
+	w.takeOut(ctx)
+	stop, stopped := stopIDs(*rec, procs)
+	w.At(pod.StateStopping, stopText(procs, stop))
+	if err := w.halt(ctx, rec, procs, stop, stopped); err != nil {
+		w.At(pod.StateStopping, "not stopped yet: "+err.Error())
+		return nil, err
+	}
+	return procs, nil
 }
 
 // clear takes away what a stopped pod left on the disk, once it has been stopped for long enough. Volumes stay.

@@ -21,31 +21,42 @@ const mode = 0o600
 // WriteFile replaces the file at path, readable by its owner only. When it returns nil the content survives a power
 // failure. Nobody else may write the same path meanwhile.
 func WriteFile(path string, data []byte) error {
-	err := replace(path, data, os.O_CREATE|os.O_TRUNC)
+	err := write(path+TempSuffix, data, os.O_CREATE|os.O_TRUNC)
+	if err == nil {
+		err = os.Rename(path+TempSuffix, path)
+	}
 	if err != nil {
 		return errors.Join(err, discard(path+TempSuffix))
 	}
 	return SyncDir(filepath.Dir(path))
 }
 
-// replace writes the file beside path, opened with those flags, and renames it to path when its content is durable.
-func replace(path string, data []byte, flags int) error {
-	f, err := os.OpenFile(path+TempSuffix, os.O_WRONLY|flags, mode)
+// write writes from the start of a file, opened with those flags. The content is durable when it returns nil.
+func write(path string, data []byte, flags int) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW|flags, mode)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
+	stayInPlace(f)
+	err = f.Chmod(mode) // others may have been let in
 	if err == nil {
-		err = f.Truncate(int64(len(data))) // what it held before may have been longer
+		_, err = f.Write(data)
 	}
 	if err == nil {
 		err = f.Sync()
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(path+TempSuffix, path)
+	return errors.Join(err, f.Close())
 }
+
+// stayInPlace asks btrfs to write an empty file in place from now on, which takes no room. Others do so anyway, or refuse.
+func stayInPlace(f *os.File) {
+	if flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS); err == nil && flags&fsNoCOW == 0 {
+		_ = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags|fsNoCOW)
+	}
+}
+
+// fsNoCOW is FS_NOCOW_FL of linux/fs.h.
+const fsNoCOW = 0x00800000
 
 // discard removes a half-written file, if it was made.
 func discard(path string) error {

@@ -19,13 +19,13 @@ const recordSuffix = ".json"
 // AsideSuffix ends the names of files that were set aside because they hold no record.
 const AsideSuffix = ".unreadable"
 
-// Files keeps one JSON file for each record, in a directory that belongs to one daemon (R11). A crash leaves the old record or the new one.
+// Files keeps one JSON file for each record, in a directory that belongs to one daemon (R11). A crash leaves the old
+// record or the new one. Each record has its own room, so that a full disk keeps none that is there from being changed.
 type Files[T any] struct {
-	Dir     string
-	What    string         // one of them in words, such as "pod record"
-	Reserve *Reserve       // for a full disk; may be nil
-	Check   func(*T) error // what is wrong with a record that was read
-	Name    func(*T) string
+	Dir   string
+	What  string         // one of them in words, such as "pod record"
+	Check func(*T) error // what is wrong with a record that was read
+	Name  func(*T) string
 }
 
 // Open makes the directory if it is needed.
@@ -53,7 +53,7 @@ func (f *Files[T]) readAll() (good map[string]*T, bad map[string]error, leftover
 	}
 	good, bad = map[string]*T{}, map[string]error{}
 	for _, entry := range entries {
-		if strings.HasSuffix(entry.Name(), TempSuffix) {
+		if f.isLeftover(entry.Name()) {
 			if err := os.Remove(filepath.Join(f.Dir, entry.Name())); err != nil {
 				leftovers = append(leftovers, fmt.Errorf("remove leftover: %w", err))
 			}
@@ -120,6 +120,15 @@ func (f *Files[T]) read(name string) (*T, error) {
 	return rec, nil
 }
 
+// isLeftover reports whether a file is what a crash left half-written, or the spare file of a record that is gone.
+func (f *Files[T]) isLeftover(name string) bool {
+	if of, isSpare := strings.CutSuffix(name, SpareSuffix); isSpare {
+		_, err := os.Lstat(filepath.Join(f.Dir, of))
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	return strings.HasSuffix(name, TempSuffix)
+}
+
 func setAside(path string) error {
 	if err := os.Rename(path, path+"."+strconv.FormatInt(time.Now().UnixNano(), 10)+AsideSuffix); err != nil {
 		return fmt.Errorf("set it aside: %w", err)
@@ -132,7 +141,7 @@ func (f *Files[T]) Save(rec T) error {
 	name := f.Name(&rec)
 	data, err := json.Marshal(rec)
 	if err == nil {
-		err = f.Reserve.WriteFile(f.Path(name), data)
+		err = ReplaceFile(f.Path(name), data)
 	}
 	if err != nil {
 		return fmt.Errorf("save %s %s: %w", f.What, name, err)
@@ -142,8 +151,8 @@ func (f *Files[T]) Save(rec T) error {
 
 // Forget removes the file of the record with a name, so that no power failure brings it back. One that is not there is fine.
 func (f *Files[T]) Forget(name string) error {
-	err := os.Remove(f.Path(name))
-	if err == nil || errors.Is(err, fs.ErrNotExist) { // also what is gone: its removal may not have been made durable
+	err := errors.Join(discard(f.Path(name)), discard(f.Path(name)+SpareSuffix))
+	if err == nil { // also what is gone: its removal may not have been made durable
 		err = SyncDir(f.Dir)
 	}
 	if err != nil {

@@ -1,7 +1,6 @@
 package claim
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
@@ -73,8 +71,7 @@ type Contact struct {
 	// Changed is raised when contact begins or ends, or matters more than before.
 	Changed wait.Signal
 
-	path    string
-	reserve *durable.Reserve
+	path string
 
 	writing sync.Mutex // held while the note is written; taken before mu
 
@@ -97,12 +94,12 @@ type Contact struct {
 const ContactFile = "contact.json"
 
 // OpenContact reads what the predecessor noted in the data directory. A note that cannot be understood is as none.
-func OpenContact(dir string, reserve *durable.Reserve) (*Contact, error) {
+func OpenContact(dir string) (*Contact, error) {
 	now, err := proc.Now()
 	if err != nil {
 		return nil, err
 	}
-	c := &Contact{Changed: wait.NewSignal(), path: filepath.Join(dir, ContactFile), reserve: reserve, started: now}
+	c := &Contact{Changed: wait.NewSignal(), path: filepath.Join(dir, ContactFile), started: now}
 	c.last, err = proc.ReadNote(c.path, now)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, proc.ErrNote) {
 		return nil, fmt.Errorf("read time of last contact: %w", err)
@@ -292,14 +289,7 @@ func (c *Contact) notedAt() proc.Moment {
 // write writes the note. The caller holds writing. Only the first one, or one on a file system that never writes in place, may need room on
 // the disk.
 func (c *Contact) write(last proc.Moment) error {
-	err := proc.WriteNote(c.path, last)
-	if durable.Full(err) {
-		var data []byte
-		if data, err = json.Marshal(last); err == nil {
-			err = c.reserve.WriteFile(c.path, data)
-		}
-	}
-	if err != nil {
+	if err := proc.WriteNote(c.path, last); err != nil {
 		return fmt.Errorf("write time of last contact: %w", err)
 	}
 	c.mu.Lock()

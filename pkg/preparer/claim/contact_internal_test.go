@@ -51,7 +51,7 @@ func TestNoteOfContactThatCannotBeRead(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, ContactFile), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c, err := OpenContact(dir, nil)
+	c, err := OpenContact(dir)
 	if err != nil || c.last != (proc.Moment{}) || c.started.Boot == "" {
 		t.Errorf("%+v, %v; want no last contact", c, err)
 	}
@@ -60,7 +60,7 @@ func TestNoteOfContactThatCannotBeRead(t *testing.T) {
 // A session counts from when it has the node's lock, or has lasted for so long that farms have seen the agent live, and the note is due then. Once
 // it had the lock it counts to its end.
 func TestContactOfASessionWithoutTheLock(t *testing.T) {
-	c, err := OpenContact(t.TempDir(), nil)
+	c, err := OpenContact(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestContactOfWhoStoodStill(t *testing.T) {
 		"the session has ended":  func(c *Contact) { c.Serve(false); c.Lock(false) },
 		"a note was written":     func(c *Contact) { _ = c.Keep() },
 	} {
-		c, err := OpenContact(t.TempDir(), nil)
+		c, err := OpenContact(t.TempDir())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -85,7 +85,6 @@ func (s *rival) add(host string, now time.Time, after time.Duration) (sure bool)
 type Name struct {
 	node, host string // the name, and the id of the data directory
 	path       string
-	reserve    *durable.Reserve
 	limiter    *loop.LogLimiter
 	writing    sync.Mutex // held by whoever changes the note, so that the file has the last change; nobody who asks waits for it
 
@@ -102,10 +101,10 @@ type Name struct {
 
 // OpenName reads what the data directory knows of the node's name. A note that is garbage is as none: then nothing tells that the name was
 // ever ours, and pods run on. With takeOver the name may be taken from another host, once.
-func OpenName(dir, nodeName string, takeOver bool, reserve *durable.Reserve, limiter *loop.LogLimiter) (*Name, error) {
-	n := &Name{node: nodeName, path: filepath.Join(dir, nameFile), reserve: reserve, limiter: limiter, takeOver: takeOver}
+func OpenName(dir, nodeName string, takeOver bool, limiter *loop.LogLimiter) (*Name, error) {
+	n := &Name{node: nodeName, path: filepath.Join(dir, nameFile), limiter: limiter, takeOver: takeOver}
 	var err error
-	if n.host, err = hostID(dir, reserve); err != nil {
+	if n.host, err = hostID(dir); err != nil {
 		return nil, err
 	}
 	data, err := os.ReadFile(n.path)
@@ -222,7 +221,7 @@ func (n *Name) change(change func(note) note) {
 	}
 	data, err := json.Marshal(next)
 	if err == nil {
-		err = n.reserve.WriteFile(n.path, data)
+		err = durable.ReplaceFile(n.path, data)
 	}
 	n.limiter.Saw("note of the name", "it cannot be noted whose the node's name is; after a restart this must be found out anew", err)
 }
@@ -294,7 +293,7 @@ const hostFile = "host-id"
 var hostPattern = regexp.MustCompile(`^[0-9a-z]{26}$`)
 
 // hostID returns the id of the data directory, a new one where there is none that can be read.
-func hostID(dir string, reserve *durable.Reserve) (string, error) {
+func hostID(dir string) (string, error) {
 	path := filepath.Join(dir, hostFile)
 	data, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -304,7 +303,7 @@ func hostID(dir string, reserve *durable.Reserve) (string, error) {
 		return id, nil
 	}
 	id := strings.ToLower(ulid.Make().String())
-	if err := reserve.WriteFile(path, []byte(id+"\n")); err != nil {
+	if err := durable.WriteFile(path, []byte(id+"\n")); err != nil {
 		return "", fmt.Errorf("write host id: %w", err)
 	}
 	return id, nil

@@ -15,26 +15,26 @@ import (
 func TestHostID(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	first, err := hostID(dir, nil)
+	first, err := hostID(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := hostID(dir, nil); err != nil || again != first {
+	if again, err := hostID(dir); err != nil || again != first {
 		t.Errorf("%q, %v; want %q again", again, err, first)
 	}
-	if other, err := hostID(t.TempDir(), nil); err != nil || other == first {
+	if other, err := hostID(t.TempDir()); err != nil || other == first {
 		t.Errorf("another directory has the id %q, %v", other, err)
 	}
 	for _, garbage := range []string{"", "../x", first[:20]} {
 		if err := os.WriteFile(filepath.Join(dir, hostFile), []byte(garbage), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		id, err := hostID(dir, nil)
+		id, err := hostID(dir)
 		if err != nil || !hostPattern.MatchString(id) || id == first {
 			t.Errorf("after %q: %q, %v", garbage, id, err)
 		}
 	}
-	if id, err := hostID(filepath.Join(dir, "missing"), nil); err == nil {
+	if id, err := hostID(filepath.Join(dir, "missing")); err == nil {
 		t.Errorf("id %q was kept nowhere", id)
 	}
 }
@@ -74,7 +74,7 @@ func TestNoteThatCannotBeRead(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, nameFile), []byte(`{"node": "n", "lost"`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := OpenName(dir, "n", false, nil, nil); err != nil || n.note != (note{}) {
+	if n, err := OpenName(dir, "n", false, nil); err != nil || n.note != (note{}) {
 		t.Errorf("garbage: %+v, %v; want an empty note", n.note, err)
 	}
 	if err := os.Remove(filepath.Join(dir, nameFile)); err != nil {
@@ -83,7 +83,7 @@ func TestNoteThatCannotBeRead(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, nameFile), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OpenName(dir, "n", false, nil, nil); err == nil { // it may say that nothing may run
+	if _, err := OpenName(dir, "n", false, nil); err == nil { // it may say that nothing may run
 		t.Error("a note that the disk does not give is taken for none")
 	}
 }
@@ -94,7 +94,7 @@ func TestStanding(t *testing.T) {
 	dir := t.TempDir()
 	open := func() *Name {
 		t.Helper()
-		n, err := OpenName(dir, "n", false, nil, loop.NewLogLimiter(nil))
+		n, err := OpenName(dir, "n", false, loop.NewLogLimiter(nil))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -123,7 +123,7 @@ func TestStanding(t *testing.T) {
 	is(Former)
 	n.Refuse(errors.New("another host has it"))
 	is(Refused)
-	other, err := OpenName(dir, "m", false, nil, nil)
+	other, err := OpenName(dir, "m", false, nil)
 	if err != nil || other.Standing() != Unproven {
 		t.Errorf("the directory of n makes it %s of m (%v)", other.Standing(), err)
 	}

@@ -17,7 +17,6 @@ import (
 	"syscall"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/account"
-	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -63,7 +62,6 @@ type Config struct {
 	Host
 	Node, Address string // the node's name, and an address of this machine that its pods listen on
 	ContactNote   string // absolute: the file that says when Consul was last in touch
-	Reserve       *durable.Reserve
 	Log           obs.Logger
 	Limiter       *loop.LogLimiter
 	HookFailed    func() // a hook failed or took too long

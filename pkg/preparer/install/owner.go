@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
@@ -74,7 +75,7 @@ func (v *Version) claimData() error {
 	}
 	err := os.MkdirAll(filepath.Dir(path), 0o755)
 	if err == nil {
-		err = v.n.cfg.Reserve.WriteFile(path, []byte(v.M.ID+"\n"))
+		err = durable.WriteFile(path, []byte(v.M.ID+"\n"))
 	}
 	if err != nil {
 		return fmt.Errorf("note whose volumes they are: %w", err)

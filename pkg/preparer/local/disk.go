@@ -10,8 +10,8 @@ import (
 )
 
 // OpenDisk opens a directory of services, one JSON file for each, made if it is needed.
-func OpenDisk(dir string, reserve *durable.Reserve) (*durable.Files[Service], error) {
-	files := &durable.Files[Service]{Dir: dir, What: "local service", Reserve: reserve, Check: check, Name: func(s *Service) string { return s.Name }}
+func OpenDisk(dir string) (*durable.Files[Service], error) {
+	files := &durable.Files[Service]{Dir: dir, What: "local service", Check: check, Name: func(s *Service) string { return s.Name }}
 	return files, files.Open()
 }
 

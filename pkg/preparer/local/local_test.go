@@ -119,7 +119,7 @@ func again(t interface{ Fatal(...any) }, s *local.Service) *local.Service {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	d, err := local.OpenDisk(dir, nil)
+	d, err := local.OpenDisk(dir)
 	if err == nil {
 		err = d.Save(*s)
 	}
@@ -487,7 +487,7 @@ func TestRelabel(t *testing.T) {
 func TestDisk(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	d, err := local.OpenDisk(dir, nil)
+	d, err := local.OpenDisk(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

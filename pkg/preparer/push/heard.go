@@ -46,8 +46,7 @@ func (h heard) with(e scale.Epoch, revision int64) heard {
 
 // file keeps them on the disk.
 type file struct {
-	path    string
-	reserve *durable.Reserve
+	path string
 }
 
 const fileName = "pushed.json"
@@ -59,7 +58,7 @@ type content struct {
 func (f file) write(h heard) error {
 	data, err := json.Marshal(content{h})
 	if err == nil {
-		err = f.reserve.WriteFile(f.path, data)
+		err = durable.ReplaceFile(f.path, data)
 	}
 	if err != nil {
 		return fmt.Errorf("write what farms have pushed: %w", err)
@@ -68,8 +67,8 @@ func (f file) write(h heard) error {
 }
 
 // read returns what was written. What cannot be understood is as nothing, and returned as an error.
-func read(dir string, reserve *durable.Reserve) (file, heard, error) {
-	f := file{filepath.Join(dir, fileName), reserve}
+func read(dir string) (file, heard, error) {
+	f := file{filepath.Join(dir, fileName)}
 	data, err := os.ReadFile(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return f, nil, nil

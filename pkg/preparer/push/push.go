@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/scale"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
@@ -28,8 +27,7 @@ const (
 
 // Config is what New needs.
 type Config struct {
-	Dir     string // the node's data directory
-	Reserve *durable.Reserve
+	Dir string // the node's data directory
 	// Pull: intents are read when Next returns. Otherwise a standing query brings them, and requests wait for that.
 	Pull  bool
 	Every time.Duration // between two readings that nobody asks for, give or take half
@@ -62,7 +60,7 @@ type Inbox struct {
 
 // New returns an inbox that knows what its predecessor had heard, and why it does not know that, if it does not.
 func New(cfg Config) (*Inbox, error) {
-	disk, heard, err := read(cfg.Dir, cfg.Reserve)
+	disk, heard, err := read(cfg.Dir)
 	return &Inbox{
 		cfg: cfg, wanted: wait.NewSignal(), turn: make(chan struct{}, 1), disk: disk, heard: heard, news: make(chan struct{}),
 	}, err

@@ -13,7 +13,6 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/scale"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
@@ -28,7 +27,7 @@ func request(epoch, rcID string, lock uint64, revision int64) scale.Request {
 
 func open(t *testing.T, dir string, change func(*Config)) *Inbox {
 	t.Helper()
-	cfg := Config{Dir: dir, Reserve: &durable.Reserve{Dir: filepath.Join(dir, "reserve")}, Pull: true, Every: time.Hour}
+	cfg := Config{Dir: dir, Pull: true, Every: time.Hour}
 	if change != nil {
 		change(&cfg)
 	}

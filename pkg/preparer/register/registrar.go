@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -75,7 +74,6 @@ type Config struct {
 	Services Services
 	Runtime  runtime.Runtime // runs health scripts
 	Versions *install.Node
-	Reserve  *durable.Reserve
 	Limiter  *loop.LogLimiter
 	Log      obs.Logger
 	Step     func(name string)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -160,7 +161,7 @@ func (r *Registrar) vouchAnew(ctx context.Context) error {
 			registered++
 		}
 	}
-	if err := r.cfg.Reserve.WriteFile(filepath.Join(r.cfg.Dir, vouchedFile), []byte(token+"\n")); err != nil {
+	if err := durable.ReplaceFile(filepath.Join(r.cfg.Dir, vouchedFile), []byte(token+"\n")); err != nil {
 		return fmt.Errorf("note which token services were registered with: %w", err)
 	}
 	r.vouched = token

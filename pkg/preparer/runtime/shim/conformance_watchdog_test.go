@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/disktest"
+	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 )
@@ -274,18 +275,21 @@ func TestWatchdogOnAFullDisk(t *testing.T) {
 		spec := b.watched(b.script("p", idle))
 		spec.Watchdog.Timeout = late // the disk is full by then
 		st := b.startReady(spec)
-		disktest.Fill(t, disk)
-		if err := os.RemoveAll(b.path("reserve")); err != nil {
+		spare := b.path("state/p.json" + durable.SpareSuffix)
+		if err := os.Truncate(spare, 0); err != nil { // as if its record had no room
 			t.Fatal(err)
 		}
-		disktest.Fill(t, disk)
+		filler := disktest.Fill(t, disk)
 		b.renew(late + time.Second) // in place: that needs no room
 		n.killSupervisor(t)
-		b.await("p", "stopped", func(st runtime.Status) bool { return st.Phase == runtime.Stopped })
+		ended := func(st runtime.Status) bool { return st.Phase == runtime.Stopping && st.PID == 0 }
+		b.await("p", "ended", ended)
 		b.wantGone(st.PID)
 		n.killSupervisor(t) // nothing of that is on the disk
 		b.renew(0)
-		b.await("p", "still stopped", func(st runtime.Status) bool { return st.Phase == runtime.Stopped })
+		b.await("p", "not started", ended)
+		b.failIf(os.Remove(filler) != nil, "no room was made")
+		b.await("p", "stopped", stopped)
 		b.failIf(len(b.pids("pid")) != 1, "it ran again")
 	})
 }

@@ -22,7 +22,7 @@ import (
 )
 
 func TestRecords(t *testing.T) {
-	r := recordsIn(t.TempDir(), nil)
+	r := recordsIn(t.TempDir())
 	rec := record{Spec: localSpec{Process: runtime.Process{ID: "a.b", Command: []string{"/x"}, Dir: "/", LogPath: "/l"}}, Desired: wantRun, PID: 7}
 	if err := r.Save(rec); err != nil {
 		t.Fatal(err)
@@ -65,7 +65,7 @@ func TestRecords(t *testing.T) {
 // A process that cannot be found keeps none of the others from being kept.
 func TestOneFailedAdoption(t *testing.T) {
 	dir := t.TempDir()
-	r := recordsIn(filepath.Join(dir, stateName), nil)
+	r := recordsIn(filepath.Join(dir, stateName))
 	if err := os.Mkdir(r.Dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +151,7 @@ func TestChangesOverABase(t *testing.T) {
 			"change": func(t *rapid.T) {
 				id := id.Draw(t, "id")
 				p := s.slot(id)
-				p.install(record{Spec: localSpec{Process: runtime.Process{ID: id}}, Desired: wantRun, PID: rapid.IntRange(1, 1<<20).Draw(t, "pid")}, runtime.Running, "")
+				p.install(record{Spec: localSpec{Process: runtime.Process{ID: id}}, Desired: wantRun, PID: rapid.IntRange(1, 1<<20).Draw(t, "pid")}, nil, runtime.Running, "")
 				if snap := answer(s.instance | uint64(s.version-1)); snap.Base != 0 && len(snap.Processes) != 1 {
 					t.Errorf("a change of one process was told as %+v", snap)
 				}

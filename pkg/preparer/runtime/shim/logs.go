@@ -5,7 +5,6 @@ import (
 	"errors"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
 	"github.com/rcfarm/rcfarm/pkg/wait"
@@ -62,22 +61,5 @@ func (r *rotator) begin(path string, limit int64, keep int, log func(msg string,
 		case err != nil:
 			log("log not rotated", map[string]any{"error": err})
 		}
-	})
-}
-
-// fillReserve is the time between two looks at what is set aside for records.
-const fillReserve = 10 * time.Second
-
-// keepReserve keeps room for records set aside until ctx ends, so that on a full disk processes are still stopped, and
-// started again. What it cannot do it says once.
-func (s *supervisor) keepReserve(ctx context.Context) {
-	told := false
-	wait.Each(ctx, nil, func() time.Duration {
-		_, err := s.records.Reserve.Fill()
-		if err != nil && !told {
-			s.cfg.Log("no room for records can be set aside", map[string]any{"error": err})
-		}
-		told = err != nil
-		return fillReserve
 	})
 }

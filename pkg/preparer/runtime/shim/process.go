@@ -37,6 +37,7 @@ type process struct {
 
 	mu      sync.Mutex
 	rec     record
+	unsaved error // why rec is not on the disk as it is; nil: it is
 	phase   runtime.Phase
 	message string
 	child   *child // what runs, nil between two runs
@@ -71,26 +72,28 @@ func (p *process) commit(phase runtime.Phase, message string, change func(*recor
 	if err := p.sup.records.Save(next); err != nil {
 		return err
 	}
-	p.install(next, phase, message)
+	p.install(next, nil, phase, message)
 	return nil
 }
 
-// note is commit for something that has happened already: it counts even if it cannot be written. A successor that
-// reads the old record finds the pid gone and comes to the same conclusion, except for how the process ended.
+// note is commit for what counts even if it cannot be written: something that has happened already, and a stop. A
+// successor that reads the old record finds the pid gone and comes to the same conclusion, except for how the process
+// ended. A stop is confirmed only once it is on the disk.
 func (p *process) note(phase runtime.Phase, message string, change func(*record)) {
 	p.write.Lock()
 	defer p.write.Unlock()
 	next := p.current()
 	change(&next)
-	if err := p.sup.records.Save(next); err != nil {
+	err := p.sup.records.Save(next)
+	if err != nil {
 		p.log("state not written", map[string]any{"error": err})
 	}
-	p.install(next, phase, message)
+	p.install(next, err, phase, message)
 }
 
-func (p *process) install(next record, phase runtime.Phase, message string) {
+func (p *process) install(next record, unsaved error, phase runtime.Phase, message string) {
 	p.mu.Lock()
-	p.rec, p.phase, p.message = next, phase, message
+	p.rec, p.unsaved, p.phase, p.message = next, unsaved, phase, message
 	p.mu.Unlock()
 	p.sup.changed(p)
 }
@@ -184,7 +187,7 @@ func (p *process) runLoop(ctx, recalled context.Context, c *child) {
 			}
 			c = nil
 		case p.stopping():
-			p.stopped()
+			p.stopped(ctx)
 			return
 		case p.current().Done:
 			p.log("process not started again", map[string]any{"policy": p.current().Spec.Restart.Policy})
@@ -197,16 +200,45 @@ func (p *process) runLoop(ctx, recalled context.Context, c *child) {
 	}
 }
 
-// stopped notes that nothing of the process runs any more. What nobody has asked for is not in the record yet.
-func (p *process) stopped() {
-	if p.current().Desired == wantStop {
-		p.enter(runtime.Stopped)
-		p.log("process stopped", map[string]any{})
-		return
+// stopped notes that nothing of the process runs any more. It returns once the record on the disk says that it is to be
+// so, which the stop waits for, or when ctx ends: what a successor would start again is not stopped.
+func (p *process) stopped(ctx context.Context) {
+	msg, fields := "process stopped", map[string]any{}
+	if p.current().Desired != wantStop {
+		msg, fields = "process stopped by itself", map[string]any{"reason": p.whyExpired()}
 	}
-	why := p.whyExpired()
-	p.note(runtime.Stopped, why, func(r *record) { r.Desired = wantStop })
-	p.log("process stopped by itself", map[string]any{"reason": why})
+	for told := false; ; told = true {
+		err := p.saveStop()
+		if err == nil {
+			p.log(msg, fields)
+			return
+		}
+		if !told {
+			p.log("process ended, and its stop cannot be recorded yet", map[string]any{"error": err})
+		}
+		if wait.Pause(ctx, retryWatch) != nil {
+			return
+		}
+	}
+}
+
+// saveStop has the record on the disk say that nothing of the process is to run, unless it says so.
+func (p *process) saveStop() error {
+	p.mu.Lock()
+	saved := p.rec.Desired == wantStop && p.unsaved == nil
+	p.mu.Unlock()
+	if saved {
+		p.enter(runtime.Stopped)
+		return nil
+	}
+	err := p.commit(runtime.Stopped, p.whyExpired(), func(r *record) { r.Desired = wantStop })
+	if err != nil {
+		p.mu.Lock()
+		p.phase, p.message = runtime.Stopping, "ended, and its stop cannot be recorded yet: "+err.Error()
+		p.mu.Unlock()
+		p.sup.changed(p)
+	}
+	return err
 }
 
 // start launches the program and returns it, or nil when it could not be started. Clients see that it starts again, and that this is

@@ -33,9 +33,9 @@ type record struct {
 }
 
 // recordsIn are the state files in a directory. Each is replaced as a whole and durable when a call returns.
-func recordsIn(dir string, reserve *durable.Reserve) *durable.Files[record] {
+func recordsIn(dir string) *durable.Files[record] {
 	return &durable.Files[record]{
-		Dir: dir, What: "state", Reserve: reserve, Check: (*record).check, Name: func(r *record) string { return r.Spec.ID },
+		Dir: dir, What: "state", Check: (*record).check, Name: func(r *record) string { return r.Spec.ID },
 	}
 }
 

@@ -87,7 +87,7 @@ func (s *supervisor) stop(ctx context.Context, id string) error {
 		return nil
 	}
 	ended, err := p.recordStop()
-	if ended == nil {
+	if ended == nil || err != nil {
 		return err
 	}
 	select {
@@ -102,8 +102,9 @@ func (s *supervisor) stop(ctx context.Context, id string) error {
 	return nil
 }
 
-// recordStop writes the request to stop to the disk before anything is done about it. The channel that comes back is closed when
-// the run loop has returned.
+// recordStop writes the request to stop to the disk before anything is done about it. A disk that does not take it keeps
+// nothing running: the run loop records the stop later, and returns after that. The channel that comes back is closed
+// when the run loop has returned.
 func (p *process) recordStop() (ended <-chan struct{}, err error) {
 	p.op.Lock()
 	defer p.op.Unlock()
@@ -115,9 +116,11 @@ func (p *process) recordStop() (ended <-chan struct{}, err error) {
 	case p.current().Desired == wantStop:
 		return p.ended, nil
 	}
-	if err := p.commit(runtime.Stopping, "", func(r *record) { r.Desired = wantStop }); err != nil {
-		return nil, err
+	stop := func(r *record) { r.Desired = wantStop }
+	if closed(p.ended) { // it ended by itself, and no run loop is left that could record more
+		return p.ended, p.commit(runtime.Stopping, "", stop)
 	}
+	p.note(runtime.Stopping, "", stop)
 	p.recall()
 	return p.ended, nil
 }

@@ -43,8 +43,6 @@ const (
 	logName    = "supervisor.log"
 
 	commandsName = "commands"
-
-	reserveName = "reserve"
 )
 
 // Config is what Serve needs. Zero values mean the defaults that withDefaults has.

@@ -67,11 +67,8 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 	if err != nil {
 		return nil, err
 	}
-	reserve := &durable.Reserve{Dir: filepath.Join(cfg.Dir, reserveName), Used: func() {
-		cfg.Log("the disk is full: a record went where room was set aside", nil)
-	}}
 	s := &supervisor{
-		cfg: cfg, records: recordsIn(filepath.Join(cfg.Dir, stateName), reserve), boot: boot,
+		cfg: cfg, records: recordsIn(filepath.Join(cfg.Dir, stateName)), boot: boot,
 		family:   family{own: map[int]struct{}{}},
 		instance: newInstance(),
 		procs:    map[string]*process{}, wake: make(chan struct{}), dogs: wait.NewSignal(), reads: map[string]chan note{},
@@ -174,7 +171,6 @@ func (s *supervisor) run(parent context.Context, listener net.Listener) error {
 		s.cfg.Log("pods keep levels of the supervisor", map[string]any{"reason": strings.Join(without, "; ")})
 	}
 	loops.Go(func() { s.rotateLogs(ctx) })
-	loops.Go(func() { s.keepReserve(ctx) })
 	s.beginAll()
 	loops.Go(func() { s.watchNotes(ctx) })
 	server := &http.Server{
