@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 
@@ -102,7 +103,7 @@ func (e *env) unlisted(h cluster.Hello) {
 	beside := e.listen(2, port)
 	h.Name, h.Port, h.Replicas = "unlisted", port, 1
 	e.apply(h)
-	e.podsSay("something else on the node holds 127.")
+	e.podsSay(fmt.Sprintf("process %d (", os.Getpid()), "holds 127.")
 	_, _ = l.Close(), beside.Close()
 	e.applied(h)
 }

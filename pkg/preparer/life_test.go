@@ -163,6 +163,16 @@ func TestUpgradeKeepsTheOldUntilTheNewIsThere(t *testing.T) {
 	b.awaitReady(0, first, 50)
 }
 
+// comm is the name of this process as the kernel has it.
+func comm(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(text))
+}
+
 func TestPortTaken(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -174,7 +184,7 @@ func TestPortTaken(t *testing.T) {
 	b.start()
 	digest := b.upload(b.server("1"))
 	b.tell(intent(0, digest, pod.Running, 10))
-	b.awaitState(0, pod.StateFailed, 10, "something else on the node holds "+listener.Addr().String())
+	b.awaitState(0, pod.StateFailed, 10, fmt.Sprintf("process %d (%q) holds %s", os.Getpid(), comm(t), listener.Addr()))
 	if procs, local := b.procs(0), b.services(); len(procs)+len(local) != 0 {
 		t.Errorf("processes %+v, services %v", procs, local)
 	}

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -21,6 +23,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
+	"github.com/rcfarm/rcfarm/pkg/preparer/machine"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
@@ -208,7 +211,7 @@ func (n *Node) checkPorts(ctx context.Context, ports map[string]int) error {
 		listener, err := config.Listen(ctx, "tcp", addr)
 		switch {
 		case errors.Is(err, syscall.EADDRINUSE):
-			return fmt.Errorf("port %s: something else on the node holds %s; stop it, or let the pod use another port", name, addr)
+			return fmt.Errorf("port %s: %s holds %s; stop it, or let the pod use another port", name, holder(addr), addr)
 		case err != nil:
 			return fmt.Errorf("port %s: the node cannot listen on %s: %w", name, addr, err)
 		}
@@ -217,6 +220,19 @@ func (n *Node) checkPorts(ctx context.Context, ports map[string]int) error {
 		}
 	}
 	return nil
+}
+
+// holder names who listens on an address.
+func holder(addr string) string {
+	at, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return "something else on the node"
+	}
+	pid, name := machine.Holder(os.DirFS("/"), at)
+	if pid == 0 {
+		return "something else on the node"
+	}
+	return fmt.Sprintf("process %d (%q)", pid, name)
 }
 
 // FileName names an identity in one path element. RC ids and roles hold no dots, so no two are alike.

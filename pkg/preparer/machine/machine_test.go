@@ -193,11 +193,11 @@ func TestSockets(t *testing.T) {
 	t.Parallel()
 	got, err := machine.Sockets(files(map[string]string{"proc/self/net/tcp": tcp, "proc/self/net/tcp6": tcp6, "proc/self/net/udp": udp}))
 	want := []machine.Socket{
-		{Addr: netip.MustParseAddr("0.0.0.0"), Port: 8080},
-		{Addr: netip.MustParseAddr("127.0.0.1"), Port: 20000},
-		{Addr: netip.MustParseAddr("::1"), Port: 80},
-		{Addr: netip.MustParseAddr("10.0.0.7"), Port: 81},
-		{UDP: true, Addr: netip.MustParseAddr("0.0.0.0"), Port: 20002},
+		{Addr: netip.MustParseAddr("0.0.0.0"), Port: 8080, Inode: "1065"},
+		{Addr: netip.MustParseAddr("127.0.0.1"), Port: 20000, Inode: "1066"},
+		{Addr: netip.MustParseAddr("::1"), Port: 80, Inode: "7"},
+		{Addr: netip.MustParseAddr("10.0.0.7"), Port: 81, Inode: "7"},
+		{UDP: true, Addr: netip.MustParseAddr("0.0.0.0"), Port: 20002, Inode: "1070"},
 	}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("found %v, %v; want %v", got, err, want)
@@ -232,12 +232,45 @@ func TestSocketsHere(t *testing.T) {
 	for _, want := range []machine.Socket{
 		{Addr: netip.MustParseAddr("127.0.0.1"), Port: l.Addr().(*net.TCPAddr).Port}, {UDP: true, Addr: netip.MustParseAddr("127.0.0.1"), Port: p.LocalAddr().(*net.UDPAddr).Port},
 	} {
-		if !slices.Contains(found, want) {
+		same := func(s machine.Socket) bool { return s.UDP == want.UDP && s.Addr == want.Addr && s.Port == want.Port }
+		if !slices.ContainsFunc(found, same) {
 			t.Errorf("%+v is not among %+v", want, found)
 		}
 	}
 	if r := machine.Ephemeral(os.DirFS("/")); r.Min < 1 || r.Max > 65535 || r.Min > r.Max {
 		t.Errorf("ephemeral ports %+v", r)
+	}
+}
+
+// Who listens on an address is found whether it does so there or at all addresses. Of others nothing is said.
+func TestHolder(t *testing.T) {
+	t.Parallel()
+	comm, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, listen := range []string{"127.0.0.1:0", "0.0.0.0:0", "[::]:0"} {
+		l, err := net.Listen("tcp", listen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), l.Addr().(*net.TCPAddr).AddrPort().Port())
+		if pid, name := machine.Holder(os.DirFS("/"), at); pid != os.Getpid() || name != strings.TrimSpace(string(comm)) {
+			t.Errorf("%s: %d, %q; want this process, %d", listen, pid, name, os.Getpid())
+		}
+		elsewhere := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), at.Port())
+		if pid, _ := machine.Holder(os.DirFS("/"), elsewhere); (pid == 0) != (listen == "127.0.0.1:0") {
+			t.Errorf("%s: process %d holds another address", listen, pid)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if pid, _ := machine.Holder(unreadable{files(nil), "proc/self/net/tcp"}, netip.MustParseAddrPort("127.0.0.1:8080")); pid != 0 {
+		t.Errorf("process %d, from a table that cannot be read", pid)
+	}
+	if pid, _ := machine.Holder(files(map[string]string{"proc/self/net/tcp": tcp}), netip.MustParseAddrPort("127.0.0.1:8080")); pid != 0 {
+		t.Errorf("process %d, which is not there", pid)
 	}
 }
 

@@ -16,9 +16,10 @@ import (
 
 // Socket is one that others cannot bind beside: a TCP socket that listens, or a bound UDP socket.
 type Socket struct {
-	UDP  bool
-	Addr netip.Addr
-	Port int
+	UDP   bool
+	Addr  netip.Addr
+	Port  int
+	Inode string // its number, by which descriptors of processes name it
 }
 
 // Sockets returns those of the network namespace of this process.
@@ -46,7 +47,7 @@ const (
 	udpBound   = "07"
 )
 
-// parseSockets reads one table: a header, then lines of number, local address, remote address, state and more.
+// parseSockets reads one table: a header, then lines of number, local address, remote address, state and more, of which the tenth is the inode.
 func parseSockets(table string, udp bool) (found []Socket, err error) {
 	state := tcpListens
 	if udp {
@@ -59,7 +60,7 @@ func parseSockets(table string, udp bool) (found []Socket, err error) {
 			continue
 		}
 		fields := strings.Fields(line)
-		if len(fields) < 4 {
+		if len(fields) < 10 {
 			return nil, fmt.Errorf("cannot make sense of line %q", line)
 		}
 		if fields[3] != state {
@@ -71,7 +72,7 @@ func parseSockets(table string, udp bool) (found []Socket, err error) {
 		if !ok || err != nil {
 			return nil, fmt.Errorf("cannot make sense of address %q", fields[1])
 		}
-		found = append(found, Socket{UDP: udp, Addr: addr, Port: int(port)})
+		found = append(found, Socket{UDP: udp, Addr: addr, Port: int(port), Inode: fields[9]})
 	}
 	return found, nil
 }
