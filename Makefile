@@ -76,8 +76,8 @@ race: build bin/consul curl ## the tests three times in a row, in another order 
 e2e: build bin/consul curl ## the end-to-end scenarios; RUN=name for one, such as RUN=wipe
 	$(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestScenario$(if $(RUN),/^$(RUN)$$)' ./integration/e2e
 
-faults: build bin/consul ## kill -9 a preparer at FAULTS=200 random steps (SEED=n); set the machine's clock an hour ahead, behind and back
-	FAULTS=$(FAULTS) SEED=$(SEED) $(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestKilledAnywhere$$' ./pkg/preparer
+faults: build bin/consul ## kill -9 a preparer at FAULTS=200 random steps (SEED=n), also on a full disk and beside a stopped supervisor; set the machine's clock an hour ahead, behind and back
+	FAULTS=$(FAULTS) SEED=$(SEED) $(GO) test -count=1 -v -timeout $(TESTTIME) -run '^TestKilledAnywhere' ./pkg/preparer
 	$(GO) test -count=1 -v -timeout $(TESTTIME) -tags clockstep -run '^TestScenario/^clock-step$$' ./integration/e2e
 
 blind: build bin/consul ## farms and a preparer that do not see Consul until it has forgotten deletions; 21 minutes

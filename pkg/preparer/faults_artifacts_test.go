@@ -152,7 +152,7 @@ func (v *victim) open(step func(string)) (*stepping, error) {
 		return nil, errors.New("no certificate")
 	}
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
-	store, err := artifact.New(artifact.Config{Dir: v.Store, HTTPClient: &http.Client{Transport: steppingTransport{transport, step}}})
+	store, err := artifact.New(artifact.Config{Dir: v.Store, ReserveBytes: -1, HTTPClient: &http.Client{Transport: steppingTransport{transport, step}}})
 	return &stepping{Store: store, step: step}, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/internal/disktest"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -144,6 +147,16 @@ type faultRun struct {
 	standby   bool                // it is to stand by
 	revision  int64
 	diedAt    map[string]int
+	notes     string      // directory of what the victim is told and writes down, never on a disk that is full
+	disturb   disturbance // besides
+}
+
+// disturbance is what else goes wrong while a preparer is killed.
+type disturbance struct {
+	begin func() // before a preparer starts that is to die
+	end   func() // before one starts that is to bring the pod where it is to be; a stop must get there without
+	// full: what begin does may leave no room on the disk, so that hooks can write nothing, and versions are not installed.
+	full bool
 }
 
 // alone is a process that writes down when another of its kind runs on the node at the same time.
@@ -154,7 +167,7 @@ exec sleep 1000`
 func newFaultRun(t *testing.T, rnd *rand.Rand) *faultRun {
 	t.Helper()
 	b := newBench(t)
-	f := &faultRun{bench: b, rnd: rnd, mirror: newMirror(t), running: -1, diedAt: map[string]int{}}
+	f := &faultRun{bench: b, rnd: rnd, mirror: newMirror(t), running: -1, diedAt: map[string]int{}, notes: t.TempDir()}
 	for i := range 4 {
 		m := f.publish(f.manifest(i))
 		f.manifests, f.digests = append(f.manifests, m), append(f.digests, b.upload(m))
@@ -162,7 +175,7 @@ func newFaultRun(t *testing.T, rnd *rand.Rand) *faultRun {
 	dir := filepath.Dir(b.cfg.Dir)
 	f.v = victim{
 		Consul: consultest.Shared(t).Addr, Prefix: b.keys.Prefix(), Node: b.cfg.Node, Dir: b.cfg.Dir,
-		Store: filepath.Join(dir, "store"), Certificate: f.mirror.certificate(), Shim: filepath.Join(dir, "shim"), Steps: filepath.Join(dir, "steps"),
+		Store: filepath.Join(dir, "store"), Certificate: f.mirror.certificate(), Shim: filepath.Join(dir, "shim"), Steps: filepath.Join(f.notes, "steps"),
 	}
 	t.Cleanup(f.kill)
 	return f
@@ -200,7 +213,7 @@ func (f *faultRun) begin(killAt int) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	file := filepath.Join(filepath.Dir(f.v.Dir), "victim.json")
+	file := filepath.Join(f.notes, "victim.json")
 	if err := errors.Join(os.WriteFile(file, data, 0o600), os.WriteFile(f.v.Steps, nil, 0o600)); err != nil {
 		f.t.Fatal(err)
 	}
@@ -263,9 +276,10 @@ func (f *faultRun) trial(limit int) {
 	}
 	_ = os.Remove(f.state("hooks")) // there may be none
 	for range 1 + f.rnd.IntN(3) {
+		f.disturb.begin()
 		f.begin(1 + f.rnd.IntN(limit))
 		f.eventually(func() error {
-			if err := f.converged(); err != nil && !f.dead() {
+			if err := f.converged(); err != nil && !f.dead() && !f.stuck() {
 				return err
 			}
 			return nil
@@ -277,9 +291,15 @@ func (f *faultRun) trial(limit int) {
 		}
 		f.kill()
 	}
+	if f.running >= 0 {
+		f.disturb.end()
+	}
 	f.begin(0)
 	f.eventually(f.converged)
-	f.mustHaveRun(before)
+	f.disturb.end()
+	if !f.disturb.full {
+		f.mustHaveRun(before)
+	}
 	f.mustBeOne()
 	if now := f.onMachine(); before >= 0 && f.running == before && !maps.Equal(now, procs) {
 		f.t.Errorf("processes %v, before it was to stand by, or no longer, %v", now, procs)
@@ -289,6 +309,12 @@ func (f *faultRun) trial(limit int) {
 	f.kill()
 	f.mustBeOne()
 	f.mustBeWhole()
+}
+
+// stuck reports whether a full disk keeps the pod from becoming what it is to be.
+func (f *faultRun) stuck() bool {
+	r, _, err := f.reality(0)
+	return f.disturb.full && f.running >= 0 && err == nil && r.State == pod.StateFailed
 }
 
 // choose gives the pod another state.
@@ -444,7 +470,61 @@ func (f *faultRun) onMachine() map[int]string {
 // twice, nothing runs unsupervised, every hook runs, and in the end everything is as it was told to be.
 func TestKilledAnywhere(t *testing.T) {
 	t.Parallel()
-	faults, seed := defaultFaults, uint64(time.Now().UnixNano())
+	killedAnywhere(t, defaultFaults, func(*faultRun) disturbance { return disturbance{begin: func() {}, end: func() {}} })
+}
+
+// The same while the supervisor is stopped for a moment, at random, in two of three lives of a preparer.
+func TestKilledAnywhereBesideAStoppedSupervisor(t *testing.T) {
+	t.Parallel()
+	const longest = 600 * time.Millisecond
+	killedAnywhere(t, defaultFaults/4, func(f *faultRun) disturbance {
+		supervisor := parentOf(f.t, f.pid(9))
+		goOn := func() { _ = syscall.Kill(supervisor, syscall.SIGCONT) } // it ends with the test, not before
+		hold := func() { _ = syscall.Kill(supervisor, syscall.SIGSTOP) }
+		var timers []*time.Timer
+		end := func() {
+			for _, timer := range timers {
+				timer.Stop()
+			}
+			goOn()
+		}
+		f.t.Cleanup(end)
+		return disturbance{end: end, begin: func() {
+			end()
+			if f.rnd.IntN(3) == 0 {
+				return
+			}
+			at, length := time.Duration(f.rnd.Int64N(int64(longest))), time.Duration(f.rnd.Int64N(int64(longest)))
+			timers = []*time.Timer{time.AfterFunc(at, hold), time.AfterFunc(at+length, goOn)}
+		}}
+	})
+}
+
+// The same on a disk that is full in each life of a preparer that is killed. Stops are confirmed while it is.
+func TestKilledAnywhereOnAFullDisk(t *testing.T) {
+	consultest.Shared(t) // its own files are elsewhere
+	disktest.Run(t, 32<<20, func(t *testing.T, disk string) {
+		elsewhere := os.TempDir()
+		t.Setenv("TMPDIR", disk)
+		killedAnywhere(t, defaultFaults/4, func(f *faultRun) disturbance {
+			f.t.Setenv("TMPDIR", elsewhere)
+			filler := filepath.Join(disk, "filler")
+			return disturbance{
+				full:  true,
+				begin: func() { disktest.Fill(t, disk) },
+				end: func() {
+					if err := os.Remove(filler); err != nil && !errors.Is(err, fs.ErrNotExist) {
+						t.Fatal(err)
+					}
+				},
+			}
+		})
+	})
+}
+
+func killedAnywhere(t *testing.T, faults int, disturbed func(*faultRun) disturbance) {
+	t.Helper()
+	seed := uint64(time.Now().UnixNano())
 	for name, set := range map[string]func(uint64){
 		"FAULTS": func(n uint64) { faults = int(n) },
 		"SEED":   func(n uint64) { seed = n },
@@ -480,6 +560,7 @@ func TestKilledAnywhere(t *testing.T) {
 		limit = max(limit, len(f.steps()))
 	}
 	f.kill()
+	f.disturb = disturbed(f)
 	deaths, trials := 0, 0
 	for ; deaths < faults; trials++ {
 		f.trial(limit)

@@ -26,7 +26,7 @@ func Run(t *testing.T, bytes int64, test func(t *testing.T, dir string)) {
 		test(t, mount(t, bytes))
 		return
 	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.count=1", "-test.timeout=5m")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.count=1", "-test.timeout=30m")
 	cmd.Env = append(os.Environ(), insideEnv+"="+t.Name())
 	// The kernel sends the signal when the thread ends that started the process.
 	runtime.LockOSThread()
@@ -40,6 +40,9 @@ func Run(t *testing.T, bytes int64, test func(t *testing.T, dir string)) {
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("on a small disk (this needs root, or user namespaces): %v\n%s", err, out)
+	}
+	if testing.Verbose() {
+		t.Logf("on a small disk:\n%s", out)
 	}
 }
 

@@ -74,14 +74,14 @@ func filled(data []byte, size int64) []byte {
 	return append(bytes.Clone(data), bytes.Repeat([]byte{' '}, int(max(0, size-int64(len(data)))))...)
 }
 
-// isShared reports whether a file has other names, or is not a file.
+// isShared reports whether a file has other names, or is one itself for another.
 func isShared(path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return false // writing says why, or makes it
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
-	return !info.Mode().IsRegular() || ok && st.Nlink > 1
+	return info.Mode()&fs.ModeSymlink != 0 || ok && !info.IsDir() && st.Nlink > 1
 }
 
 // Full reports whether an error says that a disk, or a user's share of it, is full.

@@ -1,6 +1,7 @@
 package shim_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -206,7 +207,9 @@ func (n *node) changeStates(t *testing.T, change func(map[string]any)) {
 func TestUnreadableStateIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(file string, whole []byte) error{
-		"half":     func(file string, whole []byte) error { return os.WriteFile(file, whole[:len(whole)/2], 0o600) },
+		"half": func(file string, whole []byte) error {
+			return os.WriteFile(file, bytes.TrimSpace(whole)[:len(bytes.TrimSpace(whole))/2], 0o600)
+		},
 		"dangling": func(file string, _ []byte) error { return errors.Join(os.Remove(file), os.Symlink("missing", file)) },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
@@ -72,13 +73,15 @@ func TestPingWhileTheDiskHangs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.start(t, n.idler("a"))
-	pipe := filepath.Join(n.Dir, "state", "a.json.tmp") // opening it for writing hangs until somebody reads
+	pipe := filepath.Join(n.Dir, "state", "a.json"+durable.SpareSuffix) // opening it for writing hangs until somebody reads
 	Eventually(t, "the state is written that says it runs", func() bool {
-		err := unix.Mkfifo(pipe, 0o600)
-		if err != nil && !errors.Is(err, unix.EEXIST) {
+		if state := n.states(t); len(state) != 1 || state[0].PID == 0 {
+			return false
+		}
+		if err := errors.Join(os.Remove(pipe), unix.Mkfifo(pipe, 0o600)); err != nil {
 			t.Fatal(err)
 		}
-		return err == nil
+		return true
 	})
 	stopped := make(chan error, 1)
 	go func() { stopped <- n.Stop(t.Context(), "a") }()
@@ -91,8 +94,8 @@ func TestPingWhileTheDiskHangs(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	<-stopped // a pipe is no state file, so this one was not recorded
-	if err := errors.Join(disk.Close(), n.Stop(t.Context(), "a")); err != nil {
+	// A pipe is no state file, so the stop is not recorded, and not confirmed, before there is another one.
+	if err := errors.Join(os.Remove(pipe), disk.Close(), <-stopped); err != nil {
 		t.Error(err)
 	}
 }
