@@ -160,6 +160,7 @@ func (r *Reality) Check() error {
 		errs.CheckBytes("last_exit.launchable", e.Launchable, maxWord)
 		field.CheckRange(&errs, "last_exit.code", e.Code, math.MinInt32, math.MaxInt32)
 		errs.CheckBytes("last_exit.signal", e.Signal, maxWord)
+		errs.CheckBytes("last_exit.reason", e.Reason, MaxMessage)
 		field.CheckRange(&errs, "last_exit.memory_limit", e.MemoryLimit, 0, field.MaxPodMemory)
 		errs.CheckTime("last_exit.at", e.At)
 	}
@@ -200,6 +201,7 @@ func (r *Reality) Fit() (cut []string) {
 		text("last_exit.launchable", &e.Launchable, maxWord)
 		number("last_exit.code", &e.Code, math.MinInt32, math.MaxInt32)
 		text("last_exit.signal", &e.Signal, maxWord)
+		text("last_exit.reason", &e.Reason, MaxMessage)
 		if fits := min(max(e.MemoryLimit, 0), field.MaxPodMemory); fits != e.MemoryLimit {
 			e.MemoryLimit, cut = fits, append(cut, "last_exit.memory_limit")
 		}

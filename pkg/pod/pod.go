@@ -265,14 +265,18 @@ type Exit struct {
 	Unknown    bool   `json:"unknown,omitempty"`
 	// OutOfMemory: the kernel killed in the process's cgroup for want of memory. MemoryLimit is the process's own
 	// limit, in bytes, where that was reached; zero: the node, or all its pods together, had no more.
-	OutOfMemory bool      `json:"out_of_memory,omitempty" feature:"out-of-memory"`
-	MemoryLimit int64     `json:"memory_limit,omitempty" feature:"out-of-memory"`
-	At          time.Time `json:"at"`
+	OutOfMemory bool  `json:"out_of_memory,omitempty" feature:"out-of-memory"`
+	MemoryLimit int64 `json:"memory_limit,omitempty" feature:"out-of-memory"`
+	// Reason says why the node has ended the process to start it again; empty: it ended by itself, or was stopped.
+	Reason string    `json:"reason,omitempty" feature:"restart-after"`
+	At     time.Time `json:"at"`
 }
 
 // String says in a few words how the process ended.
 func (e Exit) String() string {
 	switch {
+	case e.Reason != "":
+		return "was ended because " + e.Reason
 	case e.OutOfMemory && e.MemoryLimit > 0:
 		return fmt.Sprintf("was killed by the kernel at its memory limit of %d bytes", e.MemoryLimit)
 	case e.OutOfMemory:

@@ -170,7 +170,7 @@ func lastsText(now time.Time, at *time.Time) string {
 // exitText says how a process ended.
 func exitText(e *pod.Exit) string {
 	switch {
-	case e.OutOfMemory:
+	case e.OutOfMemory, e.Reason != "":
 		return e.Launchable + " " + e.String()
 	case e.Unknown:
 		return e.Launchable + ": unknown"

@@ -8,7 +8,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Again reports whether an end like this one is followed by a start. An end that nobody was told of, because the
+// Again reports whether an end like this one is followed by a start. One that was asked for by Restart counts as a failure. An end that nobody was told of, because the
 // supervisor or the whole node was down, counts as a failure. A program that could not be started at all has not ended:
 // that is tried again under every policy.
 func (r Restart) Again(e pod.Exit) bool {
@@ -16,7 +16,7 @@ func (r Restart) Again(e pod.Exit) bool {
 	case Never:
 		return false
 	case OnFailure:
-		return e.Unknown || e.Signal != "" || e.Code != 0
+		return e.Reason != "" || e.Unknown || e.Signal != "" || e.Code != 0
 	default:
 		return true
 	}

@@ -26,6 +26,10 @@ type Runtime interface {
 	// returns when nothing of it runs any more, nor of a command that Exec runs beside it, whichever preparer asked for that. It is
 	// idempotent; an unknown ID counts as stopped.
 	Stop(ctx context.Context, id string) error
+	// Restart ends one run of a process as Stop does, and starts the process again as if it had crashed, with the pause that follows from
+	// its short runs. It returns when that is under way, and may be repeated. It changes nothing for a run that is over, or of a process that is
+	// stopped or about to be. It is refused with ErrInvalid where the policy is Never, and with ErrTooOld.
+	Restart(ctx context.Context, ask RestartRequest) error
 	// Remove forgets a stopped or exited process. It refuses one that runs or waits to; an unknown ID is fine.
 	Remove(ctx context.Context, id string) error
 	// Watch returns the state of every process as soon as anything differs from the given cursor (zero: at once),
@@ -57,6 +61,8 @@ var (
 	ErrNotStopped = errors.New("the process is not stopped")
 	// ErrNotRunning is returned by Exec where there is nothing to run a command beside.
 	ErrNotRunning = errors.New("the process is stopped, or about to be")
+	// ErrTooOld is returned by Restart where what runs the processes is older than that request. Nothing was changed.
+	ErrTooOld = errors.New("the node's supervisor is too old for this")
 	// ErrNotStarted is returned by RunOnce and Exec when the program could not be executed.
 	ErrNotStarted = errors.New("not started")
 	// ErrNoProgram is an ErrNotStarted: there is no file of the program's name. A script whose interpreter is missing
@@ -112,6 +118,15 @@ type Restart struct {
 	Max    time.Duration `json:"max,omitempty"`    // bound of its doubling; zero: the runtime's default
 	// Stable is how long a run lasts after which the pauses begin with Min again, unless the runtime's default is longer.
 	Stable time.Duration `json:"stable,omitempty"`
+}
+
+// RestartRequest asks for the end of one run of a process, and for the next.
+type RestartRequest struct {
+	ID        string    `json:"id"`
+	PID       int       `json:"pid"` // this and the next: which run, as Status has it
+	StartedAt time.Time `json:"started_at"`
+	Reason    string    `json:"reason"`          // for its LastExit
+	Short     bool      `json:"short,omitempty"` // it counts as a short run, however long it was
 }
 
 // RestartPolicy says which ends of a process are followed by a start. A node that goes down ends its processes in a way

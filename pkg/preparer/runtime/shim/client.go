@@ -100,6 +100,15 @@ func (c *Client) Stop(ctx context.Context, id string) error {
 	return err
 }
 
+// Restart implements runtime.Runtime. Errors to test for: runtime.ErrInvalid, runtime.ErrTooOld, ErrUnreachable.
+func (c *Client) Restart(ctx context.Context, ask runtime.RestartRequest) error {
+	err := c.call(ctx, http.MethodPost, restartPath, ask, nil)
+	if errors.Is(err, errUnknownPath) {
+		return runtime.ErrTooOld
+	}
+	return err
+}
+
 // Remove implements runtime.Runtime. Errors to test for: runtime.ErrNotStopped, ErrUnreachable.
 func (c *Client) Remove(ctx context.Context, id string) error {
 	err := c.call(ctx, http.MethodPost, removePath, target{ID: id}, nil)

@@ -42,6 +42,7 @@ type process struct {
 	message string
 	child   *child // what runs, nil between two runs
 	dog     watchdog
+	renewal renewal
 }
 
 func (p *process) current() record {
@@ -262,25 +263,32 @@ func (p *process) start(recalled context.Context) *child {
 // attend stays with a running process until nothing of it is left, true, or ctx ends, false.
 func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 	since := time.Now() // of an adopted process the run counts from here: the wall clock may have jumped
-	if !p.stopping() {  // a predecessor may not have finished a stop; nobody recalls for that one
-		p.awaitStable(recalled, c)
-		p.await(recalled, c)
+	before := p.current().ShortRuns
+	held, release := p.hold(recalled)
+	defer release()
+	if !p.stopping() { // a predecessor may not have finished a stop; nobody recalls for that one
+		p.awaitStable(held, c)
+		p.await(held, c)
 	}
-	ran, stopping := time.Since(since), p.stopping()
+	ran, stopping, asked := time.Since(since), p.stopping(), p.askedFor(c)
+	end := stopping || asked != nil
 	switch {
 	case ctx.Err() != nil:
 		return false
-	case stopping && !p.terminate(ctx, c), !stopping && !p.empty(ctx, c, unix.SIGKILL):
+	case end && !p.terminate(ctx, c), !end && !p.empty(ctx, c, unix.SIGKILL):
 		return false
 	}
 	exit := c.status(p.current().Spec.Name)
-	if !stopping && c.Cgroup != "" { // what is stopped was killed by us
+	if !end && c.Cgroup != "" { // what is stopped was killed by us
 		starved(&exit, isolate.MemoryOf(c.Cgroup).Since(c.before), p.current().Spec.memory())
 	}
 	p.sup.family.forget(c.PID)
 	p.setChild(nil)
 	c.Close()
 	p.removeCgroup(c)
+	if asked != nil && !stopping {
+		exit.Reason = asked.Reason
+	}
 	phase, done := runtime.Backoff, !p.current().Spec.Restart.Again(exit)
 	if done {
 		phase = runtime.Exited
@@ -288,6 +296,8 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 	p.note(phase, exit.String(), func(r *record) {
 		r.PID, r.Start, r.LastExit, r.Done = 0, 0, &exit, done
 		switch {
+		case asked != nil && asked.Short:
+			r.ShortRuns = before + 1 // also where it ran for so long that they were forgotten
 		case ran >= p.stableAfter():
 			r.ShortRuns = 1
 		case exit.Unknown:

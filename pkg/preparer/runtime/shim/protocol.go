@@ -12,11 +12,12 @@ import (
 // The protocol is HTTP with JSON over a unix socket. A preparer may be newer than the supervisor that it meets, so
 // fields are only ever added, unknown ones are ignored, and another meaning gets another path.
 const (
-	startPath  = "/v1/start"  // POST localSpec
-	stopPath   = "/v1/stop"   // POST target; answers when nothing runs
-	removePath = "/v1/remove" // POST target
-	watchPath  = "/v1/watch"  // GET ?cursor=&base=; answers with snapshot, or 204 when nothing changed for a while
-	pingPath   = "/v1/ping"   // GET; answers when every write to the disk that was under way is over
+	startPath   = "/v1/start"   // POST localSpec
+	stopPath    = "/v1/stop"    // POST target; answers when nothing runs
+	restartPath = "/v1/restart" // POST runtime.RestartRequest; answers when that is under way
+	removePath  = "/v1/remove"  // POST target
+	watchPath   = "/v1/watch"   // GET ?cursor=&base=; answers with snapshot, or 204 when nothing changed for a while
+	pingPath    = "/v1/ping"    // GET; answers when every write to the disk that was under way is over
 )
 
 // maxRequest bounds what a client may send, in bytes. A manifest has at most 64 KiB.
