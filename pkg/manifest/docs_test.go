@@ -88,6 +88,7 @@ func TestLimitsAreDocumented(t *testing.T) {
 		"health.interval":                   "`" + manifest.DefaultHealthInterval.String() + "`",
 		"health.timeout":                    "`" + manifest.DefaultHealthTimeout.String() + "`",
 		"health.success_threshold":          "up to 100",
+		"health.restart_after":              "`" + manifest.MinRestartAfter.String() + "` to `24h`",
 		"hooks.*.timeout":                   "`1m`",
 	} {
 		row := regexp.MustCompile("(?m)^\\| `" + regexp.QuoteMeta(path) + "` \\|.*$").FindString(text)
@@ -126,7 +127,7 @@ func TestExamplesAreValid(t *testing.T) {
 // The manifests of these tests have every field between them, so that no new one is forgotten in them.
 func TestAllHasEveryField(t *testing.T) {
 	var written []string
-	for _, text := range []string{all, allTCP, allScript, allService, allReady, allDrain} {
+	for _, text := range []string{all, allTCP, allScript, allService, allReady, allHung, allDrain} {
 		written = append(written, filled("", reflect.ValueOf(decode(t, text)).Elem())...)
 	}
 	for _, path := range paths("", reflect.TypeFor[manifest.Manifest]()) {

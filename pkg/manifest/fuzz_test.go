@@ -12,7 +12,7 @@ import (
 // Whatever the bytes are, they are refused with a reason, or they are a manifest: then its canonical form is valid too,
 // has the same canonical form again, and conforms to the schema.
 func FuzzDecode(f *testing.F) {
-	for _, seed := range []string{least, full, all, allTCP, allScript, allService, allReady, allDrain} {
+	for _, seed := range []string{least, full, all, allTCP, allScript, allService, allReady, allHung, allDrain} {
 		f.Add([]byte(seed))
 	}
 	schema := compile(f)

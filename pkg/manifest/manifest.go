@@ -139,7 +139,9 @@ type Health struct {
 	InitialDelay     *field.Duration `json:"initial_delay,omitempty"`     // from the start of the processes to the first check
 	SuccessThreshold int             `json:"success_threshold,omitempty"` // passes in a row that make it healthy; default 1
 	FailureThreshold int             `json:"failure_threshold,omitempty"` // failures in a row that make it unhealthy; default 1
-	MinReady         *field.Duration `json:"min_ready,omitempty"`         // where older manifests have the pod's
+	// RestartAfter: a pod whose check has failed for so long is started again; default: never.
+	RestartAfter *field.Duration `json:"restart_after,omitempty" feature:"restart-after"`
+	MinReady     *field.Duration `json:"min_ready,omitempty"` // where older manifests have the pod's
 }
 
 // HTTPCheck passes on a 2xx answer to GET.
@@ -247,6 +249,19 @@ func (m *Manifest) ReadyAfter() time.Duration {
 		return m.Health.MinReady.Or(DefaultMinReady)
 	}
 	return m.MinReady.Or(DefaultMinReady)
+}
+
+// RestartAfter returns how long the pod's check must fail until the pod is started again; zero: it never is.
+func (m *Manifest) RestartAfter() time.Duration {
+	if m.Health == nil {
+		return 0
+	}
+	return m.Health.RestartAfter.Or(0)
+}
+
+// Answers returns how far apart the answers of the pod's check are when each takes as long as it may.
+func (h *Health) Answers() time.Duration {
+	return h.Interval.Or(DefaultHealthInterval) + h.Timeout.Or(DefaultHealthTimeout)
 }
 
 // DrainFor returns for how long the pod serves on after it was deregistered and before it is stopped, so that whoever has just looked

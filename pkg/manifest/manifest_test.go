@@ -35,7 +35,7 @@ const all = `{"version":1,"id":"all","launchables":[{"name":"server","artifact":
 	`"after_stop":{"launchable":"probe","path":"/usr/bin/f","args":["x"],"timeout":"5s","required":true}},` +
 	`"disconnect":{"stop_after":"1h0m0s"},"volumes":[{"name":"data"}],"labels":{"app":"all"}}`
 
-// allTCP and allScript have the checks that all cannot have beside its own, allService, allReady and allDrain what came after them.
+// allTCP and allScript have the checks that all cannot have beside its own, allService, allReady, allHung and allDrain what came after them.
 const (
 	allTCP = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],` +
 		`"ports":[{"name":"http","port":1}],"health":{"tcp":{"port":"http"}}}`
@@ -44,6 +44,8 @@ const (
 	allService = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],` +
 		`"ports":[{"name":"http","port":1}],"service":{"name":"shop","port":"http","tags":["v1"],"meta":{"team":"a"}}}`
 	allReady = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],"min_ready":"2s"}`
+	allHung  = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],` +
+		`"health":{"script":{"path":"/opt/check"},"restart_after":"30s"}}`
 	allDrain = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],"service":{"drain":"2s"}}`
 )
 

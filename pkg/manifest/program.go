@@ -31,9 +31,26 @@ func (h *Health) validate(m *Manifest) field.Errors {
 	if h.Timeout != nil && *h.Timeout == 0 {
 		errs.Add("timeout", "0s", "a length of time greater than zero, such as \"2s\"")
 	}
+	h.validateRestartAfter(&errs, m)
 	checkRange(&errs, "success_threshold", "passes in a row", int64(h.SuccessThreshold), MaxThreshold)
 	checkRange(&errs, "failure_threshold", "failures in a row", int64(h.FailureThreshold), MaxThreshold)
 	return errs
+}
+
+func (h *Health) validateRestartAfter(errs *field.Errors, m *Manifest) {
+	if h.RestartAfter == nil {
+		return
+	}
+	const path = "restart_after"
+	after, answers := h.RestartAfter.Or(0), h.Answers()
+	if after < max(MinRestartAfter, answers) || after > MaxRestartAfter {
+		errs.Add(path, after.String(), fmt.Sprintf("a length of time from %q to %q, and not below interval and timeout together", MinRestartAfter, MaxRestartAfter))
+	}
+	for i := range m.Launchables {
+		if r := m.Launchables[i].Restart; r != nil && r.Policy == RestartNever {
+			errs.Add(path, field.Text(fmt.Sprintf("restart_after together with launchables[%d].restart.policy never", i)), "one of them")
+		}
+	}
 }
 
 // checkPort records a mistake unless the text names one of the pod's ports.

@@ -60,7 +60,7 @@ func TestSchemaAgrees(t *testing.T) {
 			}
 		})
 	}
-	for _, text := range []string{least, full, all, allTCP, allScript, allService, allReady, allDrain} {
+	for _, text := range []string{least, full, all, allTCP, allScript, allService, allReady, allHung, allDrain} {
 		if err := conforms(t, schema, []byte(text)); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}

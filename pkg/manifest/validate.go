@@ -33,6 +33,9 @@ const (
 	MaxBackoff     = time.Hour
 	MaxHookTimeout = time.Hour
 	MaxMinReady    = 24 * time.Hour
+
+	MinRestartAfter = 10 * time.Second
+	MaxRestartAfter = 24 * time.Hour
 )
 
 // MinHealthInterval is the shortest that a Consul agent takes; it would quietly use it for anything shorter.

@@ -22,6 +22,7 @@ func TestValidate(t *testing.T) {
 		taken   = `a name other than "consul" that does not start with "rcfarm-": those are taken in Consul`
 		tag     = "1 to 255 visible ASCII characters"
 		metaKey = `1 to 128 letters, digits, '-' and '_', not starting with "consul-" or "rcfarm_"`
+		after   = `a length of time from "10s" to "24h0m0s", and not below interval and timeout together`
 		text    = "at most 4096 bytes without a zero byte"
 		labels  = "labels in Kubernetes' syntax: an optional DNS prefix and '/', then up to 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit"
 	)
@@ -138,6 +139,24 @@ func TestValidate(t *testing.T) {
 		{"zero timeout", func(m *manifest.Manifest) { m.Health.Timeout = seconds(0) }, `health.timeout: "0s" is not valid; allowed: a length of time greater than zero, such as "2s"`},
 		{"ready late", func(m *manifest.Manifest) { m.MinReady, m.Health.MinReady = seconds(86401), nil }, `min_ready: "24h0m1s" is not valid; allowed: a length of time, at most "24h0m0s"; 0s: at once`},
 		{"ready twice", func(m *manifest.Manifest) { m.MinReady = seconds(0) }, `health.min_ready: min_ready together with health.min_ready is not valid; allowed: min_ready, which is the pod's, alone`},
+		{"restarted soon", func(m *manifest.Manifest) { m.Health.RestartAfter = seconds(9) }, `health.restart_after: "9s" is not valid; allowed: ` + after},
+		{"restarted late", func(m *manifest.Manifest) { m.Health.RestartAfter = seconds(86401) }, `health.restart_after: "24h0m1s" is not valid; allowed: ` + after},
+		{"restarted before a second answer", func(m *manifest.Manifest) {
+			m.Health.RestartAfter, m.Health.Interval, m.Health.Timeout = seconds(29), seconds(20), seconds(10)
+		}, `health.restart_after: "29s" is not valid; allowed: ` + after},
+		{
+			"restarted once", func(m *manifest.Manifest) {
+				m.Health.RestartAfter = seconds(10)
+				m.Launchables = append(m.Launchables, manifest.Launchable{
+					Name: "job", Artifact: m.Launchables[0].Artifact, Restart: &manifest.Restart{Policy: manifest.RestartNever},
+				})
+			},
+			"health.restart_after: restart_after together with launchables[1].restart.policy never is not valid; allowed: one of them",
+		},
+		{
+			"restarted without a check", func(m *manifest.Manifest) { m.Health = &manifest.Health{RestartAfter: seconds(10)} },
+			"health: missing; allowed: exactly one of http, tcp and script",
+		},
 		{"label key", func(m *manifest.Manifest) { m.Labels = map[string]string{"a b": "c"} }, `labels.a b: "a b=c" is not valid; allowed: ` + labels},
 		{"label value", func(m *manifest.Manifest) { m.Labels = map[string]string{"a": "c/d"} }, `labels.a: "a=c/d" is not valid; allowed: ` + labels},
 		{"too many labels", func(m *manifest.Manifest) {
