@@ -68,6 +68,37 @@ func (s *scripted) given() string {
 	return s.done.String()
 }
 
+// A check has failed once the agent has run it, and not while it only stands as critical because it was registered so.
+func TestAFreshCheckHasNotFailed(t *testing.T) {
+	t.Parallel()
+	c, _, prefix := setup(t)
+	id := strings.TrimSuffix(prefix, "/")
+	ill := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(ill.Close)
+	const nobody = "127.0.0.1:1"
+	checks := map[string]*consul.Check{
+		"-fresh": {HTTP: ill.URL, Interval: 1000 * time.Hour, Timeout: patience}, // the agent spreads first runs over the interval
+		"-ill":   {HTTP: ill.URL, Interval: time.Second, Timeout: patience},
+		"-gone":  {HTTP: "http://" + nobody, Interval: time.Second, Timeout: patience},
+		"-deaf":  {TCP: nobody, Interval: time.Second, Timeout: patience},
+	}
+	for suffix, check := range checks {
+		if err := c.Services.RegisterService(t.Context(), consul.Service{ID: id + suffix, Name: "web", Meta: map[string]string{"k": id}, Check: check}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), id+suffix) })
+	}
+	consultest.Eventually(t, patience, func() error {
+		local, err := c.Services.LocalServices(t.Context(), "k", id)
+		for suffix := range checks {
+			if h := local[id+suffix]; err == nil && (h.Passing || h.Failed != (suffix != "-fresh")) {
+				err = fmt.Errorf("%s is %+v", suffix, h)
+			}
+		}
+		return err
+	})
+}
+
 // A TTL check is what it was last told to be, and critical once nobody tells it anything.
 func TestTTLCheck(t *testing.T) {
 	t.Parallel()

@@ -259,9 +259,9 @@ func (m *Manifest) RestartAfter() time.Duration {
 	return m.Health.RestartAfter.Or(0)
 }
 
-// Answers returns how far apart the answers of the pod's check are when each takes as long as it may.
-func (h *Health) Answers() time.Duration {
-	return h.Interval.Or(DefaultHealthInterval) + h.Timeout.Or(DefaultHealthTimeout)
+// PassesWithin returns how long a check takes at most to say that something passes which does.
+func (h *Health) PassesWithin() time.Duration {
+	return time.Duration(max(1, h.SuccessThreshold))*h.Interval.Or(DefaultHealthInterval) + h.Timeout.Or(DefaultHealthTimeout)
 }
 
 // DrainFor returns for how long the pod serves on after it was deregistered and before it is stopped, so that whoever has just looked

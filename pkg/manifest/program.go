@@ -42,9 +42,10 @@ func (h *Health) validateRestartAfter(errs *field.Errors, m *Manifest) {
 		return
 	}
 	const path = "restart_after"
-	after, answers := h.RestartAfter.Or(0), h.Answers()
-	if after < max(MinRestartAfter, answers) || after > MaxRestartAfter {
-		errs.Add(path, after.String(), fmt.Sprintf("a length of time from %q to %q, and not below interval and timeout together", MinRestartAfter, MaxRestartAfter))
+	after, passes := h.RestartAfter.Or(0), h.PassesWithin()
+	if after < MinRestartAfter || after > MaxRestartAfter || after < passes {
+		errs.Add(path, after.String(), fmt.Sprintf(
+			"a length of time from %q to %q, and at least success_threshold times interval and once timeout, which is %q", MinRestartAfter, MaxRestartAfter, passes))
 	}
 	for i := range m.Launchables {
 		if r := m.Launchables[i].Restart; r != nil && r.Policy == RestartNever {

@@ -22,7 +22,7 @@ func TestValidate(t *testing.T) {
 		taken   = `a name other than "consul" that does not start with "rcfarm-": those are taken in Consul`
 		tag     = "1 to 255 visible ASCII characters"
 		metaKey = `1 to 128 letters, digits, '-' and '_', not starting with "consul-" or "rcfarm_"`
-		after   = `a length of time from "10s" to "24h0m0s", and not below interval and timeout together`
+		after   = `a length of time from "10s" to "24h0m0s", and at least success_threshold times interval and once timeout, which is `
 		text    = "at most 4096 bytes without a zero byte"
 		labels  = "labels in Kubernetes' syntax: an optional DNS prefix and '/', then up to 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit"
 	)
@@ -139,11 +139,11 @@ func TestValidate(t *testing.T) {
 		{"zero timeout", func(m *manifest.Manifest) { m.Health.Timeout = seconds(0) }, `health.timeout: "0s" is not valid; allowed: a length of time greater than zero, such as "2s"`},
 		{"ready late", func(m *manifest.Manifest) { m.MinReady, m.Health.MinReady = seconds(86401), nil }, `min_ready: "24h0m1s" is not valid; allowed: a length of time, at most "24h0m0s"; 0s: at once`},
 		{"ready twice", func(m *manifest.Manifest) { m.MinReady = seconds(0) }, `health.min_ready: min_ready together with health.min_ready is not valid; allowed: min_ready, which is the pod's, alone`},
-		{"restarted soon", func(m *manifest.Manifest) { m.Health.RestartAfter = seconds(9) }, `health.restart_after: "9s" is not valid; allowed: ` + after},
-		{"restarted late", func(m *manifest.Manifest) { m.Health.RestartAfter = seconds(86401) }, `health.restart_after: "24h0m1s" is not valid; allowed: ` + after},
-		{"restarted before a second answer", func(m *manifest.Manifest) {
-			m.Health.RestartAfter, m.Health.Interval, m.Health.Timeout = seconds(29), seconds(20), seconds(10)
-		}, `health.restart_after: "29s" is not valid; allowed: ` + after},
+		{"restarted soon", func(m *manifest.Manifest) { m.Health.RestartAfter = seconds(9) }, `health.restart_after: "9s" is not valid; allowed: ` + after + `"1.5s"`},
+		{"restarted late", func(m *manifest.Manifest) { m.Health.RestartAfter = seconds(86401) }, `health.restart_after: "24h0m1s" is not valid; allowed: ` + after + `"1.5s"`},
+		{"restarted before it can pass", func(m *manifest.Manifest) {
+			m.Health.RestartAfter, m.Health.Interval, m.Health.Timeout, m.Health.SuccessThreshold = seconds(69), seconds(20), seconds(10), 3
+		}, `health.restart_after: "1m9s" is not valid; allowed: ` + after + `"1m10s"`},
 		{
 			"restarted once", func(m *manifest.Manifest) {
 				m.Health.RestartAfter = seconds(10)

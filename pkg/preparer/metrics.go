@@ -13,7 +13,7 @@ type Metrics struct {
 	orphans, locked, connected  prometheus.Gauge
 	nameRefused, unsecured      prometheus.Gauge
 	restarts, written, failures prometheus.Counter
-	starved                     prometheus.Counter
+	starved, hung               prometheus.Counter
 	hookFailures                prometheus.Counter
 	cut, answers                prometheus.Gauge
 	cutRealities                prometheus.Counter
@@ -43,6 +43,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		unsecured:    m.Gauge("consul_open", "1 while pods can write to Consul without a token what has programs started on this node, or keeps its preparer from its work."),
 		restarts:     m.Counter("restarts_total", "Processes of pods that were started again after they had ended."),
 		starved:      m.Counter("out_of_memory_total", "Ends of processes of pods that the kernel killed for want of memory, as far as the preparer has seen them."),
+		hung:         m.Counter("hung_total", "Ends of processes of pods whose health check had failed for restart_after, as far as the preparer has seen them."),
 		written:      m.Counter("realities_written_total", "Reports about pods that were written to Consul."),
 		failures:     m.Counter("install_failures_total", "Installations that failed and are tried again."),
 

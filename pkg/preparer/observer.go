@@ -92,6 +92,9 @@ func (ob *observer) observeOne(e *entry, now time.Time, tails map[string]pod.Rea
 	if e.readiness.ready != before.ready {
 		ob.pods.enqueue(e) // a restart must know
 	}
+	if said.Hung.Runs != "" {
+		ob.pods.enqueue(e)
+	}
 	r := observe(o)
 	if path := tailOf(&r, m, o.procs); path != "" {
 		tails[path] = r
@@ -146,7 +149,7 @@ func sooner(a, b time.Time) time.Time {
 
 // count publishes what the node has. The caller is in pods.do.
 func (ob *observer) count() {
-	states, restarts, starved := ob.board.Count()
+	states, restarts, starved, hung := ob.board.Count()
 	orphans := 0
 	for _, e := range ob.pods.all {
 		_, is := e.orphan()
@@ -161,5 +164,6 @@ func (ob *observer) count() {
 	m.orphans.Set(float64(orphans))
 	m.restarts.Add(float64(restarts))
 	m.starved.Add(float64(starved))
+	m.hung.Add(float64(hung))
 	m.known(ob.contact.Locked(), ob.contact.Informed())
 }

@@ -116,9 +116,11 @@ type entry struct {
 	observed  bool      // nothing that observe reads has changed since
 	due       time.Time // when time alone may change what is observed
 
-	working bool  // a worker is at it, or will be
-	again   bool  // something happened since that worker began its pass
-	tidied  int64 // revision of the version after whose launch all was tidied up; only the worker uses it
+	working bool // a worker is at it, or will be
+	again   bool // something happened since that worker began its pass
+	// Only the worker uses these.
+	tidied  int64  // revision of the version after whose launch all was tidied up
+	unheard string // the processes for which the log has said that the supervisor is too old to restart them
 
 	wake   wait.Signal
 	cancel context.CancelFunc // of the installation under way; nil when none is
@@ -292,10 +294,11 @@ func (e *entry) servicePod(now time.Time) register.Pod {
 		Up: e.state.up(), Alive: anyAlive(e.procs), Rested: m != nil && e.rested(m, now), Noted: e.rec.Service,
 	}
 	s.Works = s.Up && m != nil && e.works()
-	if s.Up && m != nil && m.Health != nil && m.Health.Script != nil {
-		if procs, missing := e.installedProcs(); !missing {
-			running := instances(procs, missing)
-			s.Procs, s.Available = procs, running != "" && running == e.readiness.ready
+	if s.Up && m != nil && m.Health != nil {
+		procs, missing := e.installedProcs()
+		s.Runs = instances(procs, missing)
+		if m.Health.Script != nil && !missing {
+			s.Procs, s.Available = procs, s.Runs != "" && s.Runs == e.readiness.ready
 		}
 	}
 	return s

@@ -68,7 +68,43 @@ func (w *worker) reconcileProcs(ctx context.Context, rec Record) (Record, error)
 	if err = w.mend(ctx, &rec); err != nil {
 		w.procsFailed(&rec, err)
 	}
-	return rec, err
+	return rec, errors.Join(err, w.restartHung(ctx))
+}
+
+// restartHung has the processes of the installed version started again whose check has failed for restart_after, unless others run by now or a
+// newer intent says what becomes of them. It is asked for again while they run on.
+func (w *worker) restartHung(ctx context.Context) error {
+	hung := w.agent.Said(w.e.id).Hung
+	var procs []runtime.Status
+	var m *manifest.Manifest
+	w.pods.do(func() {
+		if running, missing := w.e.installedProcs(); w.e.want == nil && instances(running, missing) == hung.Runs {
+			procs, m = running, w.e.manifest()
+		}
+	})
+	if hung.Runs == "" || m == nil {
+		return nil
+	}
+	reason := fmt.Sprintf("its health check failed for %s", m.RestartAfter())
+	for i := range procs {
+		if procs[i].Phase != runtime.Running {
+			continue
+		}
+		s := &procs[i]
+		err := w.processes.Restart(ctx, runtime.RestartRequest{ID: s.Spec.ID, PID: s.PID, StartedAt: s.StartedAt, Reason: reason, Short: hung.Never})
+		switch {
+		case errors.Is(err, runtime.ErrTooOld):
+			if w.e.unheard != hung.Runs {
+				w.podLog(w.e.id).WithField(obs.Reason, reason).Warn("pod is to be restarted, which the node's supervisor is too old for; it runs on")
+			}
+			w.e.unheard = hung.Runs
+			return nil
+		case err != nil:
+			return err
+		}
+		w.logChange(w.e, "restart", obs.Fields{obs.Process: s.Spec.ID, obs.Reason: reason})
+	}
+	return nil
 }
 
 // procsFailed reports what keeps the installed version from running, unless it is on its way out: what is reported under

@@ -2,6 +2,7 @@ package register
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/wait"
@@ -14,7 +15,13 @@ const maxOutput = 4096
 type verdict struct {
 	passing bool
 	output  string // of the last run, after why it does not pass; at most maxOutput bytes
+	ran     bool   // the last run was one: it ended by itself or took too long
 }
+
+// refusal is an answer of a health script that is not a pass. Any other error says that there was no answer.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
 
 // judge asks a health script until ctx ends, and tells every verdict. interval is between the beginnings of two runs, which never overlap.
 func judge(ctx context.Context, interval time.Duration, count counter, ask func(ctx context.Context) (output string, err error), tell func(verdict)) {
@@ -24,10 +31,11 @@ func judge(ctx context.Context, interval time.Duration, count counter, ask func(
 		if ctx.Err() != nil {
 			return 0 // it was cut short for no fault of its own
 		}
+		_, ran := errors.AsType[refusal](err)
 		if err != nil {
 			output = err.Error() + "\n" + output
 		}
-		tell(verdict{count.add(err == nil), output[:min(len(output), maxOutput)]})
+		tell(verdict{count.add(err == nil), output[:min(len(output), maxOutput)], ran || err == nil})
 		return max(0, interval-time.Since(began))
 	})
 }

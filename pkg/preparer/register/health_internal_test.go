@@ -41,10 +41,10 @@ func TestJudge(t *testing.T) {
 		var got []told
 		judge(ctx, 10*time.Second, counter{}, ask, func(v verdict) { got = append(got, told{time.Since(began), v}) })
 		want := []told{
-			{0, verdict{true, "well"}},
-			{11 * time.Second, verdict{false, ("ill\n" + strings.Repeat("x", maxOutput))[:maxOutput]}},
-			{35 * time.Second, verdict{true, "well"}},
-			{35 * time.Second, verdict{true, "well"}},
+			{0, verdict{true, "well", true}},
+			{11 * time.Second, verdict{false, ("ill\n" + strings.Repeat("x", maxOutput))[:maxOutput], false}},
+			{35 * time.Second, verdict{true, "well", true}},
+			{35 * time.Second, verdict{true, "well", true}},
 		}
 		if len(got) != len(want) {
 			t.Fatalf("told %v, want %v", got, want)

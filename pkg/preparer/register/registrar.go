@@ -46,6 +46,7 @@ type Pod struct {
 
 	HTTPPath string // of its HTTP check, as it is asked for
 
+	Runs      string           // fingerprint of the processes of what is installed; empty while not all run that have not done their work
 	Procs     []runtime.Status // of what is installed, where a health script belongs to one; nil while some are missing
 	Available bool             // these were available when they were last looked at
 }
@@ -58,6 +59,7 @@ type Said struct {
 	Standby   bool   // the agent has the pod out of its service's name
 	Check     string // that the agent runs, by its name there; empty: it runs none, or does not have it
 	Complaint string // of the health script, or of that check
+	Hung      Hung
 }
 
 // Health is what is known of a pod's health.
@@ -97,6 +99,7 @@ type Registrar struct {
 	Wake wait.Signal
 
 	cfg     Config
+	began   time.Time // times of failing count from here, on the monotonic clock
 	vouched string    // TokenID with which the services of all pods were registered; only Run uses it, and kept
 	kept    time.Time // when the node's own service was last kept up
 
@@ -116,6 +119,8 @@ type service struct {
 	standby     bool   // the agent has the pod out of its service's name, as seen last
 	wanted      bool   // and that is where it is to be
 	health      Health // as the agent says
+	answer      answer // and what that tells of the pod's processes
+	failing     failing
 	check       string // name of the check there
 	complaint   complaint
 	gate        gate         // paces registrations that do not last
@@ -125,7 +130,7 @@ type service struct {
 // New returns a Registrar that knows of no pod yet.
 func New(cfg Config) (*Registrar, error) {
 	vouched, err := readVouched(cfg.Dir)
-	return &Registrar{Wake: wait.NewSignal(), cfg: cfg, vouched: vouched, services: map[pod.Identity]*service{}}, err
+	return &Registrar{Wake: wait.NewSignal(), cfg: cfg, began: time.Now(), vouched: vouched, services: map[pod.Identity]*service{}}, err
 }
 
 // of returns what there is of a pod. The caller holds r.mu.
@@ -158,7 +163,7 @@ func (r *Registrar) Said(id pod.Identity) Said {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.of(id)
-	said := Said{Health: s.health, Service: s.fingerprint, Standby: s.standby}
+	said := Said{Health: s.health, Service: s.fingerprint, Standby: s.standby, Hung: s.failing.hung()}
 	said.Silent = !r.answered
 	if w := s.script; w != nil { // what it says counts, not what the agent heard of it
 		said.Health = Health{Known: w.known, Passing: w.known && w.verdict.passing}
@@ -197,6 +202,9 @@ func (r *Registrar) sync(ctx context.Context) (poll time.Duration) {
 	}
 	reach := r.cfg.Reach() // before the pods are compared: what is known of them then is no older
 	register, strays := r.saw(pods, local, err, now, reach)
+	if r.sawAnswers(pods, err == nil, now) {
+		poll = r.cfg.BusyPoll // a pass that is over soon is to be seen
+	}
 	if r.cfg.Limiter.Failed(ctx, reading, "local Consul agent cannot be asked for services; health stays as last known", err) {
 		return poll
 	}
@@ -331,6 +339,7 @@ func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expe
 		news, saveBy = true, now
 	}
 	s.health = Health{Known: known, Passing: known && said.Passing}
+	s.answer = answerOf(s.health.Passing, known && said.Failed)
 	news = news || s.standby != standby || s.health != was
 	if !up {
 		return c, false, news, saveBy
@@ -442,7 +451,7 @@ func (r *Registrar) Withdraw(ctx context.Context, p *Pod) (drain time.Duration) 
 		drain = p.Manifest.DrainFor()
 	}
 	s.standby = p.Standby // it is found under no name
-	s.fingerprint, s.health, s.complaint, s.gate = "", Health{}, complaint{}, gate{}
+	s.fingerprint, s.health, s.complaint, s.gate, s.failing = "", Health{}, complaint{}, gate{}, failing{}
 	script := s.script
 	s.script = nil
 	r.mu.Unlock()

@@ -122,12 +122,12 @@ func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v
 
 // askScript runs a health script once. Of what it writes, the beginning counts.
 func (r *Registrar) askScript(ctx context.Context, process string, command []string, timeout time.Duration) (output string, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the health script took longer than %s", timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, refusal(fmt.Sprintf("the health script took longer than %s", timeout)))
 	defer cancel()
 	var said bytes.Buffer
 	exit, err := r.cfg.Runtime.Exec(ctx, process, command, runtime.Streams{Output: &said, MaxBytes: maxOutput})
 	if err == nil && !exit.OK() {
-		err = fmt.Errorf("the health script %s", exit)
+		err = refusal(fmt.Sprintf("the health script %s", exit))
 	}
 	return string(said.Bytes()[:min(said.Len(), maxOutput)]), err
 }

@@ -136,8 +136,8 @@ func loopsOn(last, r pod.Reality) bool {
 }
 
 // Count returns how many pods are in each state, and how many restarts there were since it was last called, and last
-// ends for want of memory.
-func (b *Board) Count() (states map[pod.State]int, restarts, starved int) {
+// ends for want of memory, and for a health check that failed.
+func (b *Board) Count() (states map[pod.State]int, restarts, starved, hung int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	states = map[pod.State]int{}
@@ -148,8 +148,13 @@ func (b *Board) Count() (states map[pod.State]int, restarts, starved int) {
 		states[l.reality.State]++
 		if l.restarts >= 0 {
 			restarts += max(0, l.reality.Restarts-l.restarts) // a new version of the pod counts from zero again
-			if exit := l.reality.LastExit; exit != nil && exit.OutOfMemory && exit.At.After(l.ended) {
-				starved++
+			if exit := l.reality.LastExit; exit != nil && exit.At.After(l.ended) {
+				if exit.OutOfMemory {
+					starved++
+				}
+				if exit.Reason != "" {
+					hung++
+				}
 			}
 		}
 		l.restarts = l.reality.Restarts
@@ -157,7 +162,7 @@ func (b *Board) Count() (states map[pod.State]int, restarts, starved int) {
 			l.ended = l.reality.LastExit.At
 		}
 	}
-	return states, restarts, starved
+	return states, restarts, starved, hung
 }
 
 // due returns what differs from what Consul has. A pod that was in its state before this process observed it keeps the

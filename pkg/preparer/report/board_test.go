@@ -77,27 +77,29 @@ func TestSinceOutlivesTheProcess(t *testing.T) {
 	}
 }
 
-// An end for want of memory is counted once, and not one from before this process.
-func TestEndsForWantOfMemoryAreCounted(t *testing.T) {
+// An end for want of memory, or for a check that failed, is counted once, and not one from before this process.
+func TestEndsWithAReasonAreCounted(t *testing.T) {
 	t.Parallel()
 	b, now := NewBoard(), time.Now().UTC()
 	say := func(restarts int, exit *pod.Exit) {
 		b.Say(pod.Reality{Identity: ident(0), State: pod.StateRunning, Restarts: restarts, LastExit: exit}, now)
 	}
 	for i, step := range []struct {
-		exit *pod.Exit
-		want int
+		exit          *pod.Exit
+		starved, hung int
 	}{
-		{&pod.Exit{At: now, OutOfMemory: true}, 0},
-		{&pod.Exit{At: now.Add(time.Second), OutOfMemory: true, MemoryLimit: 1 << 20}, 1},
-		{&pod.Exit{At: now.Add(time.Second), OutOfMemory: true, MemoryLimit: 1 << 20}, 0},
-		{&pod.Exit{At: now.Add(2 * time.Second), Signal: "SIGKILL"}, 0},
-		{nil, 0},
-		{&pod.Exit{At: now.Add(3 * time.Second), OutOfMemory: true}, 1},
+		{&pod.Exit{At: now, OutOfMemory: true}, 0, 0},
+		{&pod.Exit{At: now.Add(time.Second), OutOfMemory: true, MemoryLimit: 1 << 20}, 1, 0},
+		{&pod.Exit{At: now.Add(time.Second), OutOfMemory: true, MemoryLimit: 1 << 20}, 0, 0},
+		{&pod.Exit{At: now.Add(2 * time.Second), Signal: "SIGKILL"}, 0, 0},
+		{nil, 0, 0},
+		{&pod.Exit{At: now.Add(3 * time.Second), OutOfMemory: true}, 1, 0},
+		{&pod.Exit{At: now.Add(4 * time.Second), Reason: "it hung"}, 0, 1},
+		{&pod.Exit{At: now.Add(4 * time.Second), Reason: "it hung"}, 0, 0},
 	} {
 		say(i, step.exit)
-		if _, _, starved := b.Count(); starved != step.want {
-			t.Errorf("step %d: %d are counted, want %d", i, starved, step.want)
+		if _, _, starved, hung := b.Count(); starved != step.starved || hung != step.hung {
+			t.Errorf("step %d: %d and %d are counted, want %d and %d", i, starved, hung, step.starved, step.hung)
 		}
 	}
 }

@@ -159,6 +159,16 @@ func (s *Processes) Stop(ctx context.Context, ids []string) error {
 	return all.Wait()
 }
 
+// Restart has the runtime end one run of a process and begin the next. An error to test for: runtime.ErrTooOld.
+func (s *Processes) Restart(ctx context.Context, ask runtime.RestartRequest) error {
+	s.step("restart")
+	if err := s.answering(ctx, func(ctx context.Context) error { return s.runtime.Restart(ctx, ask) }); err != nil {
+		return fmt.Errorf("restart %s: %w", ask.ID, err)
+	}
+	s.step("restart done")
+	return nil
+}
+
 // Remove makes the runtime forget what is stopped.
 func (s *Processes) Remove(ctx context.Context, ids []string) error {
 	for _, id := range ids {
