@@ -70,6 +70,7 @@ type Hello struct {
 	Disconnect   string // such as "{stop_after: 5s}"
 	// HealthTimeout is how long a health check may take; two seconds when zero. On a busy machine they may be too few.
 	HealthTimeout time.Duration
+	RestartAfter  string // as in the manifest; empty: never
 	MinReady      string // as in the manifest; "0s" when empty, so that nobody waits for it
 	Artifact      Artifact
 }
@@ -111,7 +112,7 @@ node_selector: %q
 	if h.Port == 0 {
 		port = "dynamic: true"
 	}
-	return spec + fmt.Sprintf(`  min_ready: %s
+	spec += fmt.Sprintf(`  min_ready: %s
   ports:
   - {name: http, %s}
   health:
@@ -119,6 +120,10 @@ node_selector: %q
     interval: 1s
     timeout: %s
 `, h.MinReady, port, h.HealthTimeout)
+	if h.RestartAfter != "" {
+		spec += fmt.Sprintf("    restart_after: %s\n", h.RestartAfter)
+	}
+	return spec
 }
 
 // ReadState reads what a development cluster says about itself.

@@ -71,6 +71,7 @@ var scenarios = map[string]func(*env){
 	"supervisor-crash":  supervisorCrash,
 	"hung-supervisor":   hungSupervisor,
 	"full-disk-stop":    fullDiskStop,
+	"hung-process":      hungProcess,
 	"consul-away":       consulAway,
 	"bad-artifacts":     badArtifacts,
 	"logs-exec":         logsExec,
