@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -85,13 +86,16 @@ func (w *worker) restartHung(ctx context.Context) error {
 	if hung.Runs == "" || m == nil {
 		return nil
 	}
-	reason := fmt.Sprintf("its health check failed for %s", m.RestartAfter())
+	reason, stable := fmt.Sprintf("its health check failed for %s", m.RestartAfter()), time.Duration(0)
+	if hung.Never { // as long as a run like this one, and more
+		stable = m.Health.InitialDelay.Or(0) + m.Health.PassesWithin() + 2*m.RestartAfter()
+	}
 	for i := range procs {
 		if procs[i].Phase != runtime.Running {
 			continue
 		}
 		s := &procs[i]
-		err := w.processes.Restart(ctx, runtime.RestartRequest{ID: s.Spec.ID, PID: s.PID, StartedAt: s.StartedAt, Reason: reason, Short: hung.Never})
+		err := w.processes.Restart(ctx, runtime.RestartRequest{ID: s.Spec.ID, PID: s.PID, StartedAt: s.StartedAt, Reason: reason, Stable: stable})
 		switch {
 		case errors.Is(err, runtime.ErrTooOld):
 			if w.e.unheard != hung.Runs {

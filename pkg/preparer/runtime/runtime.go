@@ -125,8 +125,9 @@ type RestartRequest struct {
 	ID        string    `json:"id"`
 	PID       int       `json:"pid"` // this and the next: which run, as Status has it
 	StartedAt time.Time `json:"started_at"`
-	Reason    string    `json:"reason"`          // for its LastExit
-	Short     bool      `json:"short,omitempty"` // it counts as a short run, however long it was
+	Reason    string    `json:"reason"` // for its LastExit
+	// Stable is how long this run and the next must last so as not to be short ones, unless what counts otherwise is longer.
+	Stable time.Duration `json:"stable,omitempty"`
 }
 
 // RestartPolicy says which ends of a process are followed by a start. A node that goes down ends its processes in a way

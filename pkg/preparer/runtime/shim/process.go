@@ -32,6 +32,7 @@ type process struct {
 	ended   chan struct{}
 	version uint32             // of the supervisor when what clients see changed last; its mu guards it
 	recall  context.CancelFunc // wakes the run loop to look at what is desired
+	stable  time.Duration      // of the request that ended the last run; only the run loop uses it
 
 	write sync.Mutex // held from reading rec until its change is on disk
 
@@ -263,7 +264,6 @@ func (p *process) start(recalled context.Context) *child {
 // attend stays with a running process until nothing of it is left, true, or ctx ends, false.
 func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 	since := time.Now() // of an adopted process the run counts from here: the wall clock may have jumped
-	before := p.current().ShortRuns
 	held, release := p.hold(recalled)
 	defer release()
 	if !p.stopping() { // a predecessor may not have finished a stop; nobody recalls for that one
@@ -286,8 +286,9 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 	p.setChild(nil)
 	c.Close()
 	p.removeCgroup(c)
+	p.stable = 0
 	if asked != nil && !stopping {
-		exit.Reason = asked.Reason
+		exit.Reason, p.stable = asked.Reason, asked.Stable
 	}
 	phase, done := runtime.Backoff, !p.current().Spec.Restart.Again(exit)
 	if done {
@@ -296,8 +297,6 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 	p.note(phase, exit.String(), func(r *record) {
 		r.PID, r.Start, r.LastExit, r.Done = 0, 0, &exit, done
 		switch {
-		case asked != nil && asked.Short:
-			r.ShortRuns = before + 1 // also where it ran for so long that they were forgotten
 		case ran >= p.stableAfter():
 			r.ShortRuns = 1
 		case exit.Unknown:
@@ -312,7 +311,7 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 
 // stableAfter is how long a run lasts that is not a short one.
 func (p *process) stableAfter() time.Duration {
-	return max(p.sup.cfg.StableAfter, p.current().Spec.Restart.Stable)
+	return max(p.sup.cfg.StableAfter, p.current().Spec.Restart.Stable, p.stable)
 }
 
 // awaitStable stays with a process that follows short runs until it has run for long enough for these to be forgotten. It returns

@@ -98,22 +98,25 @@ func (b *bench) TestRestartOfNever() {
 	b.wantRuns("p", 1)
 }
 
-// A run that is to count as a short one does, however long it was; another counts by its length.
+// A run that is shorter than the request says is a short one, and the next is judged by the same length. After a request that says nothing all is
+// as ever.
 func TestRunsThatCountAsShort(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, func(s *settings) {
-		s.RestartDelay, s.MaxRestartDelay, s.StableAfter = 300*time.Millisecond, 300*time.Millisecond, 20*time.Millisecond
-	})
+	const delay, stable = 300 * time.Millisecond, 20 * time.Millisecond
+	n := newNode(t, func(s *settings) { s.RestartDelay, s.MaxRestartDelay, s.StableAfter = delay, delay, stable })
 	n.start(t, n.idler("a"))
 	for i, step := range []struct {
-		short bool
-		want  int
-	}{{true, 1}, {true, 2}, {true, 3}, {false, 1}, {true, 2}} {
-		st := n.await(t, "a", "runs for long enough", func(st runtime.Status) bool {
-			return st.Phase == runtime.Running && st.Restarts == i && st.ShortRuns == 0
-		})
+		says time.Duration
+		want int
+	}{{time.Hour, 1}, {time.Hour, 2}, {time.Hour, 3}, {0, 1}, {0, 1}, {time.Hour, 1}} {
+		st := n.await(t, "a", "runs", func(st runtime.Status) bool { return st.Phase == runtime.Running && st.Restarts == i })
+		if i > 3 { // nothing is said any more of this run
+			st = n.await(t, "a", "runs for long enough", func(st runtime.Status) bool { return st.ShortRuns == 0 })
+		}
+		seen := time.Now() // the supervisor counts from about then
+		Eventually(t, "it has run for long enough", func() bool { return time.Since(seen) > 20*stable })
 		r := ask(st)
-		r.Short = step.short
+		r.Stable = step.says
 		if err := n.Restart(t.Context(), r); err != nil {
 			t.Fatal(err)
 		}
