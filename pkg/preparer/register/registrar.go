@@ -368,22 +368,6 @@ func (s *service) hear(passing bool, text string, now time.Time) bool {
 	return s.complaint.hear(text, now)
 }
 
-// registered is what the agent has of some services of a pod.
-type registered struct {
-	ids      []string
-	main     consul.Health
-	all, any bool
-}
-
-func registeredOf(local map[string]consul.Health, ids []string) registered {
-	r := registered{ids: ids, main: local[ids[0]], all: true}
-	for _, id := range ids {
-		_, has := local[id]
-		r.all, r.any = r.all && has, r.any || has
-	}
-	return r
-}
-
 // gate paces registrations of a service that the agent does not keep, or does not show to our token.
 type gate struct {
 	next  time.Time

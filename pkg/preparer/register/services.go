@@ -113,6 +113,22 @@ func checkOf(n *node.Node, p *Pod, h *manifest.Health) *consul.Check {
 	return check
 }
 
+// registered is what the agent has of some services of a pod.
+type registered struct {
+	ids      []string
+	main     consul.Health
+	all, any bool
+}
+
+func registeredOf(local map[string]consul.Health, ids []string) registered {
+	r := registered{ids: ids, main: local[ids[0]], all: true}
+	for _, id := range ids {
+		_, has := local[id]
+		r.all, r.any = r.all && has, r.any || has
+	}
+	return r
+}
+
 // fingerprint tells two definitions of a pod's services apart.
 func fingerprint(services []consul.Service) string {
 	sum := sha256.New()
