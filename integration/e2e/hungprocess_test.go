@@ -13,9 +13,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// hungProcess: a pod whose health check gets no answer is started again, says why, waits longer and longer, and is ready
-// again once its check passes. A pod without restart_after runs on. An agent or a preparer that stands still for longer
-// than restart_after has nothing started again, although the check failed before.
+// hungProcess: a pod whose health check gets no answer is started again, says why, waits longer and longer, and is
+// ready again once its check passes. A pod without restart_after runs on. An agent or a preparer that stands still for
+// longer than restart_after has nothing started again, although the check failed before.
 func hungProcess(e *env) {
 	const after = 10 * time.Second
 	e.startConsul("")

@@ -204,8 +204,8 @@ type Health struct {
 	Passing bool   // its check passes, or it has none
 	Check   string // name of the check; empty: it has none
 	Output  string // what the check said last
-	// Failed: the agent has run the check and it did not pass. A check that was registered as critical and has not run yet has not failed,
-	// nor has one that the agent could not run.
+	// Failed: the agent has run the check and it did not pass. A check that was registered as critical and has not run
+	// yet has not failed, nor has one that the agent could not run.
 	Failed bool
 }
 
@@ -247,7 +247,8 @@ const httpAnswer = "HTTP GET "
 // lacking is what a check says that the agent could not run, for want of files or ports of its own.
 var lacking = []string{": socket: ", "too many open files", "cannot assign requested address"}
 
-// saysFailed reports whether a check that does not pass has been run, by what it said last. One that has not run yet has said nothing.
+// saysFailed reports whether a check that does not pass has been run, by what it said last. One that has not run yet
+// has said nothing.
 func saysFailed(output string) bool {
 	lacks := func(text string) bool { return strings.Contains(output, text) }
 	return output != "" && (strings.HasPrefix(output, httpAnswer) || !slices.ContainsFunc(lacking, lacks))

@@ -72,8 +72,8 @@ func (w *worker) reconcileProcs(ctx context.Context, rec Record) (Record, error)
 	return rec, errors.Join(err, w.restartHung(ctx))
 }
 
-// restartHung has the processes of the installed version started again whose check has failed for restart_after, unless others run by now or a
-// newer intent says what becomes of them. It is asked for again while they run on.
+// restartHung has the processes of the installed version started again where the check has failed for restart_after,
+// unless other processes run by now, or a newer intent says what becomes of them. While they run on it is done again.
 func (w *worker) restartHung(ctx context.Context) error {
 	hung := w.agent.Said(w.e.id).Hung
 	var procs []runtime.Status

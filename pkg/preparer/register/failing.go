@@ -32,7 +32,8 @@ type Hung struct {
 	Never bool   // the check has not passed since they were started, as far as this preparer has seen
 }
 
-// failing is for how long the check of a pod's present processes has failed without a break. Times are on a clock that nobody sets.
+// failing is for how long the check of a pod's present processes has failed without a break. Times are on a clock that
+// nobody sets.
 type failing struct {
 	runs   string
 	trust  time.Duration // an answer before this may be about earlier processes
@@ -43,12 +44,12 @@ type failing struct {
 	due    bool          // it has failed for restart_after
 }
 
-// longestGap bounds the time between two looks that count as without a break. It is below any restart_after: while nobody looks, as
-// when the agent or this preparer stands still, nobody knows what the check says.
+// longestGap bounds the time between two looks that count as without a break. It is below any restart_after: while
+// nobody looks, as when the agent or this preparer stands still, nobody knows what the check says.
 const longestGap = 3 * time.Second
 
-// next takes in what the check of a pod says at a time, for processes that are named by runs. Without a time after which it is to be started
-// again, or while not all of its processes run, there is nothing to know.
+// next takes in what the check of a pod says at a time, for processes that are named by runs. Without a time after
+// which it is to be started again, or while not all of its processes run, there is nothing to know.
 func (f failing) next(at time.Duration, runs string, says answer, h *manifest.Health) failing {
 	if runs == "" || h == nil || h.RestartAfter == nil {
 		return failing{}
@@ -79,8 +80,9 @@ func (f failing) hung() Hung {
 	return Hung{Runs: f.runs, Never: !f.passed}
 }
 
-// sawAnswers takes in what the checks of all pods say now, the agent's where that was heard, and returns whether one fails that may not for
-// ever. A script's verdict is what the script said itself: its check at the agent fails also where nobody has run the script.
+// sawAnswers takes in what the checks of all pods say now, the agent's where that was heard, and returns whether one
+// fails that may not for ever. A script's verdict is what the script said itself: its check at the agent fails also
+// where nobody has run the script.
 func (r *Registrar) sawAnswers(pods []Pod, heard bool, now time.Time) (fail bool) {
 	news := map[pod.Identity]time.Time{}
 	r.mu.Lock()

@@ -21,8 +21,8 @@ func seconds(n int) *field.Duration {
 // hangs is a check that passes within 3 s, and has its pod started again after 10 s.
 var hangs = manifest.Health{Interval: seconds(2), Timeout: seconds(1), RestartAfter: seconds(10)}
 
-// Only failing answers without a break, about the processes that run, have a pod started again. The time in a test is that on a clock which
-// nobody sets, so that no clock is given that could be.
+// Only failing answers without a break, about the processes that run, have a pod started again. The time in a test is
+// that on a clock which nobody sets, so that no clock is given that could be.
 func TestFailingForLong(t *testing.T) {
 	t.Parallel()
 	slow := hangs
@@ -31,8 +31,8 @@ func TestFailingForLong(t *testing.T) {
 	free.RestartAfter = nil
 	for name, tt := range map[string]struct {
 		health *manifest.Health
-		// said is what a look each second finds: f for failing, p for passing, . for no answer, _ for no look. From N on other processes
-		// run, and from - on not all do.
+		// said is what a look each second finds: f for failing, p for passing, . for no answer, _ for no look. From N
+		// on other processes run, and from - on not all do.
 		said string
 		want string // what is hung: x; X: and its check has never passed
 	}{

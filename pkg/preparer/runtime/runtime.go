@@ -26,9 +26,10 @@ type Runtime interface {
 	// returns when nothing of it runs any more, nor of a command that Exec runs beside it, whichever preparer asked for that. It is
 	// idempotent; an unknown ID counts as stopped.
 	Stop(ctx context.Context, id string) error
-	// Restart ends one run of a process as Stop does, and starts the process again as if it had crashed, with the pause that follows from
-	// its short runs. It returns when that is under way, and may be repeated. It changes nothing for a run that is over, or of a process that is
-	// stopped or about to be. It is refused with ErrInvalid where the policy is Never, and with ErrTooOld.
+	// Restart ends one run of a process as Stop does, and starts the process again as if it had crashed, with the pause
+	// that follows from its short runs. It returns when that is under way, and may be repeated. It changes nothing for a
+	// run that is over, or of a process that is stopped or about to be. It is refused with ErrInvalid where the policy is
+	// Never, and with ErrTooOld.
 	Restart(ctx context.Context, ask RestartRequest) error
 	// Remove forgets a stopped or exited process. It refuses one that runs or waits to; an unknown ID is fine.
 	Remove(ctx context.Context, id string) error
@@ -126,7 +127,8 @@ type RestartRequest struct {
 	PID       int       `json:"pid"` // this and the next: which run, as Status has it
 	StartedAt time.Time `json:"started_at"`
 	Reason    string    `json:"reason"` // for its LastExit
-	// Stable is how long this run and the next must last so as not to be short ones, unless what counts otherwise is longer.
+	// Stable is how long this run and the next must last so as not to be short ones, unless what counts otherwise is
+	// longer.
 	Stable time.Duration `json:"stable,omitempty"`
 }
 

@@ -7,14 +7,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// renewal is what the process's run loop needs to end a run because somebody has asked for the next. The process's mu guards it.
+// renewal is what the process's run loop needs to end a run because somebody has asked for the next. The process's mu
+// guards it.
 type renewal struct {
 	asked *runtime.RestartRequest // for the present run; nil: nobody has
 	wake  context.CancelFunc      // has the run loop look at that; nil while it attends to no run
 }
 
-// restart has the run loop end a run and start the next, unless the run is over or about to be. It writes nothing: if the supervisor dies
-// before the run has ended, whoever asked finds the run still there, and asks again.
+// restart has the run loop end a run and start the next, unless the run is over or about to be. It writes nothing: if
+// the supervisor dies before the run has ended, whoever asked finds the run still there, and asks again.
 func (s *supervisor) restart(ask runtime.RestartRequest) error {
 	p := s.find(ask.ID)
 	if p == nil {

@@ -37,8 +37,8 @@ func (b *bench) again(was runtime.Status) runtime.Status {
 	})
 }
 
-// A run ends as at a stop, and is followed by the next also where its end looks well. A request that comes late, twice, or about another run
-// changes nothing.
+// A run ends as at a stop, and is followed by the next also where its end looks well. A request that comes late, twice,
+// or about another run changes nothing.
 func (b *bench) TestRestartOnRequest() {
 	first := b.startReady(b.policy("p", runtime.OnFailure, `trap 'echo bye; exit 0' TERM; : > ready; while :; do sleep 0.01; done`))
 	b.restart(ask(first))
@@ -98,8 +98,8 @@ func (b *bench) TestRestartOfNever() {
 	b.wantRuns("p", 1)
 }
 
-// A run that is shorter than the request says is a short one, and the next is judged by the same length. After a request that says nothing all is
-// as ever.
+// A run that is shorter than the request says is a short one, and the next is judged by the same length. After a
+// request that says nothing all is as ever.
 func TestRunsThatCountAsShort(t *testing.T) {
 	t.Parallel()
 	const delay, stable = 300 * time.Millisecond, 20 * time.Millisecond
