@@ -1,6 +1,7 @@
 package pod_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -12,10 +13,11 @@ import (
 func TestExitString(t *testing.T) {
 	t.Parallel()
 	for want, e := range map[string]pod.Exit{
-		"ended with exit status 3":                    {Code: 3},
-		"ended by SIGKILL":                            {Code: -1, Signal: "SIGKILL"},
-		"ended by SIGTERM":                            {Code: -1, Signal: "SIGTERM", MemoryLimit: 1 << 20},
-		"was killed by the kernel for want of memory": {Code: -1, Signal: "SIGKILL", OutOfMemory: true},
+		"ended with exit status 3":                                      {Code: 3},
+		"ended by SIGKILL":                                              {Code: -1, Signal: "SIGKILL"},
+		"ended by SIGTERM":                                              {Code: -1, Signal: "SIGTERM", MemoryLimit: 1 << 20},
+		"was killed by the kernel for want of memory":                   {Code: -1, Signal: "SIGKILL", OutOfMemory: true},
+		"was ended because its check failed":                            {Code: -1, Signal: "SIGTERM", Reason: "its check failed"},
 		"was killed by the kernel at its memory limit of 1048576 bytes": {Code: -1, Signal: "SIGKILL", OutOfMemory: true, MemoryLimit: 1 << 20},
 		"was killed by the kernel at its memory limit of 2097152 bytes": {Code: -1, Unknown: true, OutOfMemory: true, MemoryLimit: 2 << 20},
 	} {
@@ -40,6 +42,25 @@ func TestExitMemoryLimitIsBounded(t *testing.T) {
 		cut := r.Fit()
 		if err := r.Check(); err != nil || (len(cut) == 0) != good {
 			t.Errorf("%d: cut %q, then %v", limit, cut, err)
+		}
+	}
+}
+
+// So is a reason that is too long.
+func TestExitReasonIsBounded(t *testing.T) {
+	t.Parallel()
+	for _, most := range []int{pod.MaxMessage, pod.MaxMessage + 1} {
+		r := pod.Reality{
+			Identity: pod.Identity{RCID: "rc", Role: "main"}, Node: "n1", State: pod.StateRunning, Since: time.Unix(1, 0),
+			LastExit: &pod.Exit{Reason: strings.Repeat("x", most), At: time.Unix(1, 0)},
+		}
+		good := most == pod.MaxMessage
+		if err := r.Check(); (err == nil) != good {
+			t.Errorf("%d bytes: %v, want that it is refused: %t", most, err, !good)
+		}
+		cut := r.Fit()
+		if err := r.Check(); err != nil || (len(cut) == 0) != good {
+			t.Errorf("%d bytes: cut %q, then %v", most, cut, err)
 		}
 	}
 }

@@ -294,7 +294,7 @@ func (e *entry) servicePod(now time.Time) register.Pod {
 		Up: e.state.up(), Alive: anyAlive(e.procs), Rested: m != nil && e.rested(m, now), Noted: e.rec.Service,
 	}
 	s.Works = s.Up && m != nil && e.works()
-	if s.Up && m != nil && m.Health != nil {
+	if s.Up && m != nil && m.Health != nil && (m.Health.Script != nil || m.RestartAfter() > 0) {
 		procs, missing := e.installedProcs()
 		s.Runs = instances(procs, missing)
 		if m.Health.Script != nil && !missing {

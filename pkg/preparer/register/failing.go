@@ -48,8 +48,8 @@ type failing struct {
 // nobody looks, as when the agent or this preparer stands still, nobody knows what the check says.
 const longestGap = 3 * time.Second
 
-// next takes in what the check of a pod says at a time, for processes that are named by runs. Without a time after
-// which it is to be started again, or while not all of its processes run, there is nothing to know.
+// next takes in what the check of a pod says at a time, and which processes run by then. Where the manifest has no
+// restart_after, or while not all of the processes run, nothing fails.
 func (f failing) next(at time.Duration, runs string, says answer, h *manifest.Health) failing {
 	if runs == "" || h == nil || h.RestartAfter == nil {
 		return failing{}

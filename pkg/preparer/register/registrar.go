@@ -46,7 +46,7 @@ type Pod struct {
 
 	HTTPPath string // of its HTTP check, as it is asked for
 
-	Runs      string           // fingerprint of the processes of what is installed; empty while not all run that have not done their work
+	Runs      string           // fingerprint of those that run, where restart_after is about them; empty while not all do that have not done their work
 	Procs     []runtime.Status // of what is installed, where a health script belongs to one; nil while some are missing
 	Available bool             // these were available when they were last looked at
 }

@@ -14,11 +14,12 @@ import (
 func TestRestartPolicyAgain(t *testing.T) {
 	ends := map[string]pod.Exit{
 		"done": {}, "failed": {Code: 1}, "killed": {Code: -1, Signal: "SIGKILL"}, "unknown": {Code: -1, Unknown: true},
+		"asked for": {Reason: "it hung"},
 	}
 	for policy, want := range map[runtime.RestartPolicy]map[string]bool{
-		"":                {"done": true, "failed": true, "killed": true, "unknown": true},
-		runtime.Always:    {"done": true, "failed": true, "killed": true, "unknown": true},
-		runtime.OnFailure: {"failed": true, "killed": true, "unknown": true},
+		"":                {"done": true, "failed": true, "killed": true, "unknown": true, "asked for": true},
+		runtime.Always:    {"done": true, "failed": true, "killed": true, "unknown": true, "asked for": true},
+		runtime.OnFailure: {"failed": true, "killed": true, "unknown": true, "asked for": true},
 		runtime.Never:     {},
 	} {
 		for name, end := range ends {
