@@ -8,8 +8,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// checkAddress records what is wrong with the address of a node. One that the machine does not have may be mapped to
-// it, or come when the network is up: only loopback cannot.
+// checkAddress records what is wrong with the address of a node. An address that the machine does not have is allowed,
+// because it may be mapped to the machine or come when the network is up. A loopback address cannot.
 func checkAddress(errs *field.Errors, text string) {
 	ip := net.ParseIP(text)
 	if ip == nil || ip.IsUnspecified() || ip.IsMulticast() || ip.IsLoopback() && !onMachine(text) {

@@ -143,8 +143,8 @@ func (b *base) untilLifeline(ctx context.Context) error {
 	}
 }
 
-// sessionEvents logs what happens to the daemon's sessions. What follows from an obstacle that was told already is for
-// those who look closely.
+// sessionEvents logs what happens to the daemon's sessions. An event that an obstacle causes is logged at debug level,
+// because the log has the obstacle already.
 func (b *base) sessionEvents(event string, s *consul.Session, err error) {
 	log := b.log
 	met := b.obstacles.met(err)

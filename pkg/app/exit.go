@@ -27,7 +27,7 @@ var ExitCodes = [...]string{
 	ExitConfig: "a flag that is not there, or not allowed; nothing was started, and only another command line mends it",
 }
 
-// configError is one that only another command line mends.
+// configError is an error that only another command line mends.
 type configError struct{ err error }
 
 func (e *configError) Error() string { return e.err.Error() }
@@ -36,8 +36,8 @@ func (e *configError) Unwrap() error { return e.err }
 // onHost are the flags that are wrong because of what is on the machine, such as a file system that is mounted later.
 var onHost = []string{"hooks-dir", "node-token-dir", "node-ca"}
 
-// misconfigured marks an error about what a daemon was told. One that is only about what is on the machine may be gone
-// at the next start.
+// misconfigured marks an error in the daemon's flags. An error about something on the machine is not marked, because it
+// may be gone at the next start.
 func misconfigured(err error) error {
 	if all, is := errors.AsType[field.Errors](err); is && !slices.ContainsFunc(all, func(e *field.Error) bool { return !slices.Contains(onHost, e.Field) }) {
 		return err
@@ -45,7 +45,7 @@ func misconfigured(err error) error {
 	return &configError{err}
 }
 
-// onUsageError has the library say nothing: the error is said alone, where the program ends.
+// onUsageError keeps the library from printing its help: Exit prints the error, and nothing else.
 func onUsageError(_ *cli.Context, err error, _ bool) error {
 	return misconfigured(fmt.Errorf("%w; see --help", err))
 }
@@ -65,6 +65,6 @@ func Exit(stderr io.Writer, program string, err error) int {
 	return ExitError
 }
 
-// CrashBySignal has a panic, and whatever else ends the Go runtime, end the program by SIGABRT. By default it would end
-// with status 2, which stands for a wrong command line, and after which a unit may stay stopped.
+// CrashBySignal makes a panic, and any other fatal error of the Go runtime, end the program by SIGABRT. By default such
+// an error ends it with status 2. Here 2 means a wrong command line, and a service manager may then not restart it.
 func CrashBySignal() { debug.SetTraceback("crash") }

@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 )
 
-// obstacle is what keeps a daemon from its work until a person mends it. Its value is the label of the metric.
+// obstacle is a reason why a daemon cannot work until a person mends it. Its value is the label of the metric.
 type obstacle string
 
 const (
@@ -25,8 +25,8 @@ const (
 // maxObstacleText bounds what is said of what Consul answered, in bytes.
 const maxObstacleText = 300
 
-// obstacles says what keeps one daemon from its work: once in the log when it begins and once when it is over, and all
-// the while in a metric and to whoever asks whether the daemon is ready.
+// obstacles reports why one daemon cannot work. The log says when an obstacle begins and when it is over. A metric and
+// /readyz say it while it lasts.
 type obstacles struct {
 	log    obs.Logger
 	client *consul.Client
@@ -66,7 +66,7 @@ func kindOf(err error) obstacle {
 // stuck reports whether an error stands for an obstacle.
 func stuck(err error) bool { return err != nil && kindOf(err) != noObstacle }
 
-// met notes the obstacle that an error stands for, and reports whether it stands for one. It is said when it begins.
+// met notes the obstacle that an error stands for, and reports whether it stands for one. It logs a new one.
 func (o *obstacles) met(err error) bool {
 	kind := kindOf(err)
 	if err == nil || kind == noObstacle {
@@ -93,7 +93,7 @@ func (o *obstacles) said(kind obstacle, err error) error {
 	return fmt.Errorf("consul refuses %s; %s. Its rules are those that `rcctl acl policy %s` prints. Consul says: %s", from, again, o.role, text)
 }
 
-// over notes that the daemon works. That is said where something was in its way.
+// over notes that the daemon works, and logs that if there was an obstacle.
 func (o *obstacles) over() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -113,14 +113,14 @@ func (o *obstacles) show() {
 	}
 }
 
-// Err returns what is in the daemon's way now, or nil.
+// Err returns the present obstacle, or nil.
 func (o *obstacles) Err() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.err
 }
 
-// or returns what is in the daemon's way, or else what ready says.
+// or returns the present obstacle, or else what ready says.
 func (o *obstacles) or(ready func() error) func() error {
 	return func() error {
 		if err := o.Err(); err != nil {
