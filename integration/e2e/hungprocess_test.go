@@ -13,8 +13,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// hungProcess: a pod whose health check gets no answer is started again, says why, waits longer and longer, and is
-// ready again once its check passes. A pod without restart_after runs on. An agent or a preparer that stands still for
+// hungProcess: a pod whose health check gets no answer is started again and again, says why, and is ready again once
+// its check passes. A pod without restart_after runs on. An agent or a preparer that stands still for
 // longer than restart_after has nothing started again, although the check failed before.
 func hungProcess(e *env) {
 	const after = 10 * time.Second
@@ -73,7 +73,7 @@ func hungProcess(e *env) {
 		e.t.Errorf("rcctl pods does not say why:\n%s", text)
 	}
 	e.within(limit, func() error {
-		return e.isNow("hello", func(r *pod.Reality) bool { return r.Restarts >= pod.CrashLoop && r.State == pod.StateCrashLooping })
+		return e.isNow("hello", func(r *pod.Reality) bool { return r.Restarts > 1 && r.LastExit != nil && r.LastExit.Reason == reason })
 	})
 	if _, body, err := n1.asked("/metrics"); err != nil || strings.Contains(body, "rcfarm_preparer_hung_total 0") {
 		e.t.Errorf("the metrics count none: %v", err)
