@@ -69,6 +69,7 @@ var scenarios = map[string]func(*env){
 	"preparer-crash":    preparerCrash,
 	"preparer-upgrade":  preparerUpgrade,
 	"supervisor-crash":  supervisorCrash,
+	"oom-told":          oomTold,
 	"hung-supervisor":   hungSupervisor,
 	"full-disk-stop":    fullDiskStop,
 	"hung-process":      hungProcess,

@@ -15,6 +15,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
@@ -313,7 +314,7 @@ func TestVolumesStayAndTheRestGoes(t *testing.T) {
 			return nil
 		})
 	}
-	if got := b.names("pods"); !slices.Equal(got, []string{"rc1.main.0.json"}) {
+	if got := b.names("pods"); !slices.Equal(got, []string{"rc1.main.0.json", "rc1.main.0.json" + durable.SpareSuffix}) {
 		t.Errorf("records %v while an intent names the pod", got)
 	}
 	b.forget(0)
