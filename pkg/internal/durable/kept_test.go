@@ -124,7 +124,7 @@ func TestReplaceFileBesideOthers(t *testing.T) {
 		if err := before(); err != nil {
 			t.Fatal(err)
 		}
-		content := []byte(fmt.Sprint("content ", i))
+		content := fmt.Append(nil, "content ", i)
 		if err := durable.ReplaceFile(path, content); err != nil {
 			t.Fatalf("%d: %v", i, err)
 		}
