@@ -93,3 +93,23 @@ func TestForgetUntilItIsDurable(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A record that is forgotten takes its spare file along, and one whose record is gone is removed at the next reading.
+func TestSpareFilesGoWithTheirRecords(t *testing.T) {
+	t.Parallel()
+	f := files(t)
+	if err := errors.Join(f.Save("gone"), f.Save("stays"), f.Forget("gone")); err != nil {
+		t.Fatal(err)
+	}
+	left := f.Path("lost") + SpareSuffix
+	if err := os.WriteFile(left, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if good, bad, err := f.Read(); err != nil || len(good) != 1 || len(bad) > 0 {
+		t.Errorf("read %v, %v, %v", good, bad, err)
+	}
+	entries, err := os.ReadDir(f.Dir)
+	if err != nil || len(entries) != 2 || entries[0].Name() != "stays.json" || entries[1].Name() != "stays.json"+SpareSuffix {
+		t.Errorf("left: %v, %v; want a record and its spare", entries, err)
+	}
+}
