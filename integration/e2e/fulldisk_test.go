@@ -31,7 +31,7 @@ pod:
     restart: {backoff_min: 100ms, backoff_max: 100ms}
 `)
 	e.remember("hello", "filler")
-	const restarts = 100 // more than room that all records share would last
+	const restarts = 60 // more than room that all records share would last
 	e.within(2*limit, func() error { return e.startedAgain("filler", restarts) })
 	var st syscall.Statfs_t
 	root := filepath.Join("/proc", strconv.Itoa(n1.current().cmd.Process.Pid), "root", e.dir, "n1")
