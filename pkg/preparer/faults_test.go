@@ -277,7 +277,7 @@ func (f *faultRun) trial(limit int) {
 	_ = os.Remove(f.state("hooks")) // there may be none
 	for range 1 + f.rnd.IntN(3) {
 		f.disturb.begin()
-		f.begin(1 + f.rnd.IntN(limit))
+		f.begin(1 + f.rnd.IntN(f.disturb.limit(limit)))
 		f.eventually(func() error {
 			if err := f.converged(); err != nil && !f.dead() && !f.stuck() {
 				return err
@@ -315,6 +315,14 @@ func (f *faultRun) trial(limit int) {
 func (f *faultRun) stuck() bool {
 	r, _, err := f.reality(0)
 	return f.disturb.full && f.running >= 0 && err == nil && r.State == pod.StateFailed
+}
+
+// limit returns how many steps a preparer takes before it is stuck, of those that it takes otherwise.
+func (d *disturbance) limit(steps int) int {
+	if d.full {
+		return steps / 5
+	}
+	return steps
 }
 
 // choose gives the pod another state.
