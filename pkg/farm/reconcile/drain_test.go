@@ -156,6 +156,15 @@ func TestAForcedStopIsOneOfThoseThatGo(t *testing.T) {
 	if got := stops(&plan); !slices.Equal(got, []string{"n0"}) {
 		t.Errorf("stops on %v, want n0 alone: three run, two are desired", got)
 	}
+
+	// A pod on a machine that does not answer would be the first to go.
+	since := s.Now.Add(-time.Second)
+	s.Nodes["n2"].Alive, s.Nodes["n2"].MachineLost, s.Nodes["n2"].FreeIndex = false, true, 7
+	s.Pods[2].LostSince, s.Pods[2].DeadIndex = &since, 7
+	plan = reconcile.Compute(s)
+	if got := stops(&plan); !slices.Equal(got, []string{"n0"}) {
+		t.Errorf("beside a machine that is away: stops on %v, want n0 alone: three run, two are desired", got)
+	}
 }
 
 // Nothing is stopped while the nodes have not spoken, or while the breaker has tripped; both are said.

@@ -69,9 +69,15 @@ func (c *scaling) scale() {
 	}
 }
 
-// remove stops n of the pods: those on ineligible nodes first, then those that are not available, the newest, the highest
-// index. Pods that are available go only as far as the minimum allows.
+// remove stops n of the pods, fewer by those that this plan stops for another reason: those on ineligible nodes first,
+// then those that are not available, the newest, the highest index. Pods that are available go only as far as the
+// minimum allows.
 func (c *scaling) remove(pods []*Pod, n int, spare *int, reason string) {
+	for _, p := range pods {
+		if c.stopped[p.Identity] {
+			n--
+		}
+	}
 	if n <= 0 {
 		return
 	}
@@ -81,7 +87,6 @@ func (c *scaling) remove(pods []*Pod, n int, spare *int, reason string) {
 		}
 		p := r.Pod
 		if c.stopped[p.Identity] {
-			n-- // for another reason, but it goes
 			continue
 		}
 		if c.changed[p.Identity] || r.counts && *spare <= 0 {
