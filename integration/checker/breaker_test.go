@@ -20,6 +20,12 @@ func (w *world) stops(from, to int, since time.Time) {
 	w.txn(w.fenced(ops...)...)
 }
 
+// resume has the breaker trip, and lets stops pass again.
+func (w *world) resume() {
+	w.txn(kv("set", "breaker", fields{"tripped": true}))
+	w.breaker = w.txn(kv("set", "breaker", fields{"tripped": false}))
+}
+
 // Twenty pods run and none is desired. Ten may be stopped at once, eleven only with the word, or over a while, or by two farms.
 func TestMassStops(t *testing.T) {
 	t.Parallel()
@@ -41,6 +47,16 @@ func TestMassStops(t *testing.T) {
 		"in two steps": {20, nil, func(w *world, now time.Time) {
 			w.stops(1, 11, now)
 			w.stops(11, 13, now.Add(time.Second))
+		}, rule},
+		"resumed in between": {20, nil, func(w *world, now time.Time) {
+			w.stops(1, 11, now)
+			w.resume()
+			w.stops(11, 14, now.Add(time.Second))
+		}, ""},
+		"too many since it was resumed": {20, nil, func(w *world, now time.Time) {
+			w.stops(1, 11, now)
+			w.resume()
+			w.stops(11, 21, now.Add(time.Second))
 		}, rule},
 		"over a while": {20, nil, func(w *world, now time.Time) {
 			w.stops(1, 6, now)

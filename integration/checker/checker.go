@@ -272,6 +272,11 @@ func (j *judgement) remember(w *Write) {
 		if c.Key == keyBreaker && c.After.tripped() && !c.Before.tripped() {
 			j.result.Trips++
 		}
+		if c.Key == keyBreaker && c.Before.tripped() && !c.After.tripped() { // whoever lets stops pass again has seen those
+			for _, by := range j.stopped {
+				clear(by.at)
+			}
+		}
 		if r := c.After.request(); r != nil && r.Kind == sweepOrphan {
 			j.swept[r.RCID] = true
 		}
