@@ -119,7 +119,7 @@ func (a *Services) RegisterService(ctx context.Context, s Service) error {
 		if s.Check.With != "" {
 			with := Check{Alias: s.Check.With, Passing: s.Check.Passing}
 			one := with.registration(&s)
-			one.CheckID, one.Name = s.ID+"-with", "health of "+s.Check.With
+			one.CheckID, one.Name = s.ID+withSuffix, "health of "+s.Check.With
 			reg.Checks = append(reg.Checks, registeredCheck{AgentServiceCheck: *one})
 		}
 	}
@@ -184,6 +184,9 @@ func (a *Services) deregisterOther(ctx context.Context, s Service) error {
 // ServiceCheckID returns the id of the check that RegisterService makes for a service.
 func ServiceCheckID(serviceID string) string { return serviceID + "-health" }
 
+// withSuffix ends the ids of checks that have a service depend on another one.
+const withSuffix = "-with"
+
 // DeregisterService removes a service from the local agent. One that is not there is fine.
 func (a *Services) DeregisterService(ctx context.Context, id string) error {
 	ctx, cancel := a.c.call(ctx)
@@ -227,7 +230,8 @@ func (a *Services) LocalServices(ctx context.Context, metaKey, metaValue string)
 	if len(services) == 0 {
 		return health, nil
 	}
-	checks, err := a.c.api.Agent().ChecksWithFilterOpts("", opts)
+	// Those of RegisterService alone: where a service has a second one, that doubles what there is to read.
+	checks, err := a.c.api.Agent().ChecksWithFilterOpts("CheckID not matches `"+withSuffix+"$`", opts)
 	if err != nil {
 		return nil, fmt.Errorf("read checks of the local agent: %w", err)
 	}
