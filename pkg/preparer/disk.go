@@ -6,7 +6,6 @@ import (
 )
 
 // NewDisk opens the directory of the node's records, one JSON file for each identity, and makes it if needed. It belongs to one daemon (R11).
-// On a full disk, records go into the reserve, which may be nil.
 func NewDisk(dir string) (*durable.Files[Record], error) {
 	files := &durable.Files[Record]{
 		Dir: dir, What: "pod record", Check: (*Record).Check,

@@ -99,7 +99,11 @@ func (w *worker) reconcile(ctx context.Context) error {
 	case rec.Intent.State != pod.Stopped:
 	case err != nil: // a disk that takes nothing keeps nothing running; the stop is confirmed once it is recorded
 		w.cannotSave(err)
-		_, endErr := w.end(ctx, &rec)
+		procs, endErr := w.processes.Of(ctx, w.e.id)
+		runs := func(s runtime.Status) bool { return s.Phase != runtime.Stopped }
+		if endErr == nil && slices.ContainsFunc(procs, runs) { // once: hooks are not run again and again
+			_, endErr = w.end(ctx, &rec)
+		}
 		return errors.Join(err, endErr)
 	default:
 		return w.stop(ctx, rec)

@@ -33,6 +33,10 @@ func (f *Files[T]) Open() error {
 	if err := os.MkdirAll(f.Dir, 0o700); err != nil {
 		return fmt.Errorf("make directory of %ss: %w", f.What, err)
 	}
+	// What a writer that was killed has exchanged is durable before it is written over.
+	if err := SyncDir(f.Dir); err != nil {
+		return fmt.Errorf("sync directory of %ss: %w", f.What, err)
+	}
 	return nil
 }
 

@@ -42,7 +42,11 @@ func ReplaceFile(path string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	if err := write(spare, filled(data, old.Size()), os.O_CREATE); err != nil {
+	size := max(old.Size(), roomFor(data)) // of a spare file that is lost, or was never made
+	if now, err := os.Lstat(spare); err == nil {
+		size = now.Size() // all of what an earlier write has left there, and no more, which may find no room
+	}
+	if err := write(spare, filled(data, size), os.O_CREATE); err != nil {
 		return err
 	}
 	err = unix.Renameat2(unix.AT_FDCWD, spare, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
@@ -57,17 +61,19 @@ func ReplaceFile(path string, data []byte) error {
 
 // first writes the first content, and the spare file before it, so that no file is there without its room.
 func first(path string, data []byte) error {
-	size := int64(len(data)/block+2) * block
-	spare := path + SpareSuffix
+	size, spare := roomFor(data), path+SpareSuffix
 	err := write(spare, filled(nil, size), os.O_CREATE|os.O_TRUNC)
 	if err == nil {
 		err = WriteFile(path, filled(data, size))
 	}
 	if err != nil {
-		return errors.Join(err, discard(spare))
+		return errors.Join(err, discard(path), discard(spare))
 	}
 	return nil
 }
+
+// roomFor returns how large a file is whose first content is this.
+func roomFor(data []byte) int64 { return int64(len(data)/block+2) * block }
 
 // filled returns content with as many spaces as it takes to be of a size.
 func filled(data []byte, size int64) []byte {

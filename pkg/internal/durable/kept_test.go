@@ -100,6 +100,63 @@ func TestReplaceFileGrows(t *testing.T) {
 	})
 }
 
+// What a write has left in the spare file that ended too soon, or found no room, is in no content. A shorter one finds
+// its room all the same.
+func TestReplaceFileAfterLongerContent(t *testing.T) {
+	disktest.Run(t, 8<<20, func(t *testing.T, disk string) {
+		killed, refused := filepath.Join(disk, "killed"), filepath.Join(disk, "refused")
+		for _, path := range []string{killed, refused} {
+			if err := durable.ReplaceFile(path, []byte("first")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(killed+durable.SpareSuffix, bytes.Repeat([]byte("y"), 50_000), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		more(t, disk)
+		info, err := os.Stat(filepath.Join(disk, "more"))
+		if err == nil {
+			err = os.Truncate(filepath.Join(disk, "more"), info.Size()-8<<10)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := durable.ReplaceFile(refused, bytes.Repeat([]byte("x"), 60_000)); !durable.Full(err) {
+			t.Fatalf("longer content: %v", err)
+		}
+		for i := range 3 {
+			for _, path := range []string{killed, refused} {
+				more(t, disk)
+				content := fmt.Append(nil, "short ", i)
+				if err := durable.ReplaceFile(path, content); err != nil {
+					t.Errorf("%s, time %d: %v", path, i, err)
+				}
+				holds(t, path, content)
+			}
+		}
+	})
+}
+
+// A record that has grown once is written on a full disk, where the file and its spare are of two sizes.
+func TestReplaceFileThatHasGrownOnce(t *testing.T) {
+	disktest.Run(t, 8<<20, func(t *testing.T, disk string) {
+		path := filepath.Join(disk, "a")
+		for _, content := range []string{"first", string(bytes.Repeat([]byte("x"), 9000))} {
+			if err := durable.ReplaceFile(path, []byte(content)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range 4 {
+			more(t, disk)
+			content := fmt.Append(nil, "stop ", i)
+			if err := durable.ReplaceFile(path, content); err != nil {
+				t.Fatal(err)
+			}
+			holds(t, path, content)
+		}
+	})
+}
+
 // What a backup has under another name is not written again, a spare that is no file or is gone is made anew, and a
 // directory is in nobody's place.
 func TestReplaceFileBesideOthers(t *testing.T) {

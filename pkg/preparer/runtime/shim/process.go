@@ -72,6 +72,9 @@ func (p *process) commit(phase runtime.Phase, message string, change func(*recor
 	next := p.current()
 	change(&next)
 	if err := p.sup.records.Save(next); err != nil {
+		p.mu.Lock()
+		p.unsaved = err // it may be on the disk all the same
+		p.mu.Unlock()
 		return err
 	}
 	p.install(next, nil, phase, message)
@@ -130,7 +133,7 @@ func (p *process) status() (localStatus, bool) {
 		st.PID, st.StartedAt = p.rec.PID, p.rec.StartedAt
 	}
 	switch { // whatever the run loop was at when it was asked to stop
-	case p.toStop() && p.rec.Done:
+	case p.toStop() && p.rec.Done && p.unsaved == nil:
 		st.Phase = runtime.Stopped
 	case p.toStop() && st.Phase != runtime.Stopped:
 		st.Phase = runtime.Stopping

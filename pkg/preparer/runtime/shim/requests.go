@@ -99,7 +99,21 @@ func (s *supervisor) stop(ctx context.Context, id string) error {
 	if ctx.Err() != nil {
 		return errLeaving
 	}
-	return nil
+	return p.confirm()
+}
+
+// confirm returns nil if the stop of a process of which nothing runs is on the disk. It writes what is not: a run loop
+// that ended because the process was done has not seen the stop.
+func (p *process) confirm() error {
+	p.op.Lock()
+	defer p.op.Unlock()
+	p.mu.Lock()
+	missing := p.rec.Desired == wantStop && p.unsaved != nil && !p.removed
+	p.mu.Unlock()
+	if !missing {
+		return nil
+	}
+	return p.commit(runtime.Stopped, "", func(*record) {})
 }
 
 // recordStop writes the request to stop to the disk before anything is done about it. A disk that does not take it keeps
@@ -156,7 +170,7 @@ func (s *supervisor) remove(id string) error {
 	case p.removed:
 		return nil
 	case p.known():
-		if now := p.current(); now.Done {
+		if now := p.current(); now.Done && now.Desired == wantRun {
 			<-p.ended // the run loop has nothing left to do
 		} else if now.Desired != wantStop || !closed(p.ended) {
 			return fmt.Errorf("remove %s: %w", id, runtime.ErrNotStopped)
