@@ -90,6 +90,7 @@ func (w *worker) restartHung(ctx context.Context) error {
 	if hung.Never { // as long as a run like this one, and more
 		stable = m.Health.InitialDelay.Or(0) + m.Health.PassesWithin() + 2*m.RestartAfter()
 	}
+	var errs []error // one that is not asked keeps no other from it
 	for i := range procs {
 		if procs[i].Phase != runtime.Running {
 			continue
@@ -104,11 +105,12 @@ func (w *worker) restartHung(ctx context.Context) error {
 			w.e.unheard = hung.Runs
 			return nil
 		case err != nil:
-			return err
+			errs = append(errs, err)
+		default:
+			w.logChange(w.e, "restart", obs.Fields{obs.Process: s.Spec.ID, obs.Reason: reason})
 		}
-		w.logChange(w.e, "restart", obs.Fields{obs.Process: s.Spec.ID, obs.Reason: reason})
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // procsFailed reports what keeps the installed version from running, unless it is on its way out: what is reported under
