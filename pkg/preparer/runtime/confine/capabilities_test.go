@@ -15,14 +15,31 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
-// applyArg makes the test binary a stub: it isolates itself as the user that follows, and becomes /bin/cat of its own status.
-const applyArg = "apply-isolation"
+const (
+	// applyArg makes the test binary a stub: it isolates itself as the user that follows, and becomes /bin/cat of its own status.
+	applyArg = "apply-isolation"
+	// greedArg does so behind the user: the stub then asks the kernel for a better standing in place of becoming a program.
+	greedArg = "ask-for-more"
+)
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == applyArg {
 		uid, err := strconv.Atoi(os.Args[2])
+		confine.ResetLevels()
 		if err == nil {
 			err = confine.Apply(&confine.Confinement{Isolation: confine.Isolation{UID: uid, GID: uid, NoNewPrivileges: true}}, nil)
+		}
+		if err == nil && len(os.Args) > 3 && os.Args[3] == greedArg {
+			for what, err := range map[string]error{
+				"nice -5":            unix.Setpriority(unix.PRIO_PROCESS, 0, -5),
+				"oom_score_adj -500": os.WriteFile("/proc/self/oom_score_adj", []byte("-500"), 0),
+				"realtime":           unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0),
+			} {
+				if err == nil {
+					fmt.Println(what)
+				}
+			}
+			os.Exit(0)
 		}
 		if err == nil {
 			err = syscall.Exec("/bin/cat", []string{"cat", "/proc/self/status"}, nil)
@@ -65,5 +82,19 @@ func capabilitiesOf(t *testing.T, cmd *exec.Cmd) {
 		if strings.Trim(set[2], "0") != "" {
 			t.Errorf("%s: Cap%s is %s", strings.Join(cmd.Args[1:], " "), set[1], set[2])
 		}
+	}
+}
+
+// A pod that asks the kernel to be spared when memory runs out, or to run before others, does not get it.
+func TestPodsGetNoBetterStanding(t *testing.T) {
+	t.Parallel()
+	uid := os.Getuid()
+	if uid == 0 {
+		uid = 1_900_300_002
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", applyArg, strconv.Itoa(uid), greedArg)
+	cmd.Dir = "/"
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("%v; it got %q", err, out)
 	}
 }
