@@ -85,9 +85,11 @@ var hostileDeeds = []struct {
 		}
 		h.says(`"orphan_pages":{"edition":"e","count":8,"orphans":9}`)
 	}},
-	{"a record of another node, and text that is none", func(h *hostile) {
+	{"a record of another node", func(h *hostile) {
+		h.puts(h.store.Keys().Nodes.Key(h.node), `{"name":"n1","capacity":{"slots":9}}`)
+	}},
+	{"text that is no record", func(h *hostile) {
 		key := h.store.Keys().Nodes.Key(h.node)
-		h.puts(key, `{"name":"n1","capacity":{"slots":9}}`)
 		h.puts(key, `{`)
 		h.puts(key, strings.Repeat("[", 100<<10))
 	}},
