@@ -251,8 +251,8 @@ const httpAnswer = "HTTP GET "
 // lacking is what a check says that the agent could not run, for want of files or ports of its own.
 var lacking = []string{": socket: ", "too many open files", "cannot assign requested address"}
 
-// saysFailed reports whether a check that does not pass has been run, by what it said last. One that has not run yet
-// has said nothing.
+// saysFailed reports whether the agent has run a check that does not pass. Output is the check's last one. A check that
+// has not run yet has none.
 func saysFailed(output string) bool {
 	lacks := func(text string) bool { return strings.Contains(output, text) }
 	return output != "" && (strings.HasPrefix(output, httpAnswer) || !slices.ContainsFunc(lacking, lacks))

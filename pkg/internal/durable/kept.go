@@ -24,7 +24,7 @@ const block = 4 << 10
 // up with spaces, so it must be of a kind that ends where these begin, as JSON does. Longer content, and any on a file
 // system that never writes in place, as ZFS, may find no room.
 //
-// The file is read by its writer only: who has it open when it is replaced twice reads a mixture.
+// Only the writer may read the file: a reader that has it open while it is replaced twice gets a mixture.
 func ReplaceFile(path string, data []byte) error {
 	spare := path + SpareSuffix
 	if isShared(spare) { // a backup has it: it is not written again

@@ -328,3 +328,37 @@ func BenchmarkLookAtNotes(b *testing.B) {
 		})
 	}
 }
+
+// A stop that came when the run loop had ended by itself, and that the disk did not take, is confirmed only once it is
+// recorded, also when it is asked for again. A later start is left alone.
+func TestStopThatNoRunLoopHasSeen(t *testing.T) {
+	dir := t.TempDir()
+	missing := filepath.Join(dir, "missing")
+	s := &supervisor{records: recordsIn(missing), procs: map[string]*process{}, wake: make(chan struct{})}
+	p := s.slot("a")
+	spec := localSpec{Process: runtime.Process{ID: "a", Command: []string{"/bin/true"}, Dir: "/", LogPath: "/l", StopGrace: 1}}
+	p.install(record{Spec: spec, Desired: wantStop, Done: true}, errDiskHangs, runtime.Exited, "")
+	p.ended = make(chan struct{})
+	close(p.ended)
+	for range 2 {
+		if err := s.stop(t.Context(), "a"); err == nil {
+			t.Error("a stop was confirmed that is not on the disk")
+		}
+		if st, _ := p.status(); st.Phase == runtime.Stopped {
+			t.Error("it is shown as stopped")
+		}
+	}
+	if err := os.Mkdir(missing, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.stop(t.Context(), "a"); err != nil {
+		t.Error(err)
+	}
+	if data, err := os.ReadFile(s.records.Path("a")); err != nil || !strings.Contains(string(data), `"desired":"stop"`) {
+		t.Errorf("the record is %.200s, %v", data, err)
+	}
+	p.install(record{Spec: spec, Desired: wantRun}, errDiskHangs, runtime.Running, "")
+	if err := p.confirm(); err != nil || p.current().Desired != wantRun {
+		t.Errorf("a later start is %s, %v", p.current().Desired, err)
+	}
+}

@@ -205,8 +205,8 @@ func (p *process) runLoop(ctx, recalled context.Context, c *child) {
 	}
 }
 
-// stopped notes that nothing of the process runs any more. It returns once the record on the disk says that it is to be
-// so, which the stop waits for, or when ctx ends: what a successor would start again is not stopped.
+// stopped notes that nothing of the process runs any more. It returns once the record on the disk says that the process
+// is to be stopped, or when ctx ends. The stop waits for that, because a successor starts again what the record has run.
 func (p *process) stopped(ctx context.Context) {
 	msg, fields := "process stopped", map[string]any{}
 	if p.current().Desired != wantStop {
