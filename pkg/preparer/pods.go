@@ -43,6 +43,12 @@ func (t *pods) do(f func()) {
 	f()
 }
 
+// knownEpoch returns the cluster's epoch that the intents belong to.
+func (t *pods) knownEpoch() (epoch string) {
+	t.do(func() { epoch = t.epoch })
+	return epoch
+}
+
 // add takes in a pod.
 func (t *pods) add(id pod.Identity, rec Record) *entry {
 	e := &entry{

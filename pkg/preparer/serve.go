@@ -48,15 +48,18 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	pace := func() *backoff.ExponentialBackOff {
 		return wait.NewPace(p.cfg.RetryMin, min(p.cfg.RetryMax, 5*time.Second))
 	}
-	s.keeper = &report.Keeper{
-		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &claimsFirst{NodeWriter: writes, book: p.locals.bookAgain}, Name: p.name, Contact: p.contact, Limiter: p.limiter, Log: p.log,
-		Says: p.nodeRecord, Locked: func(locked bool) { s.setLocked(locked); p.locals.wake.Raise(); p.agent.Wake.Raise() }, NameLost: p.endAll, Cut: p.cfg.Metrics.cutFields, Refused: p.cfg.Metrics.refused,
-		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, LookAtGate: p.cfg.LookAtGate, NewPace: pace, Changed: p.pods.record, Recheck: wait.NewSignal(),
-	}
 	publisher := &report.Publisher{
 		Board: p.board, Store: writes, Limiter: p.limiter, Log: p.log, Wrote: p.cfg.Metrics.written.Inc,
-		RelistEvery: p.cfg.RelistEvery, NewPace: pace, Relist: s.relist, Renewed: s.renewed, Lost: s.keeper.Recheck,
+		Epoch: p.pods.knownEpoch, Confirmed: p.pods.record.Raise,
+		RelistEvery: p.cfg.RelistEvery, NewPace: pace, Relist: s.relist, Renewed: s.renewed,
 	}
+	s.keeper = &report.Keeper{
+		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &claimsFirst{NodeWriter: writes, book: p.locals.bookAgain}, Name: p.name, Contact: p.contact, Limiter: p.limiter, Log: p.log,
+		Says:   func() (node.Node, []pod.Orphan, bool) { return p.nodeRecord(publisher.WrittenIn) },
+		Locked: func(locked bool) { s.setLocked(locked); p.locals.wake.Raise(); p.agent.Wake.Raise() }, NameLost: p.endAll, Cut: p.cfg.Metrics.cutFields, Refused: p.cfg.Metrics.refused,
+		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, LookAtGate: p.cfg.LookAtGate, NewPace: pace, Changed: p.pods.record, Recheck: wait.NewSignal(),
+	}
+	publisher.Lost = s.keeper.Recheck
 	p.leave()
 	defer p.leave()
 	p.inbox.Open(s.renew)
@@ -87,8 +90,10 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	return parts.Wait()
 }
 
-// nodeRecord is what the node record should say now, and with it the orphans, if the intents that tell them are known.
-func (p *Preparer) nodeRecord() (n node.Node, orphans []pod.Orphan, knows bool) {
+// nodeRecord is what the node record should say now, and with it the orphans, if the intents that tell them are known
+// and the realities are written under the epoch that the record would echo. Farms believe the realities of a node that
+// has echoed it.
+func (p *Preparer) nodeRecord(written func(epoch string) bool) (n node.Node, orphans []pod.Orphan, knows bool) {
 	n = p.cfg.Node
 	n.Epoch = ""
 	n.Anonymous, n.Shut = p.exposure.Said()
@@ -96,7 +101,7 @@ func (p *Preparer) nodeRecord() (n node.Node, orphans []pod.Orphan, knows bool) 
 	p.pods.do(func() {
 		n.EnforcesStopAfter, n.SupervisorSilent = p.enforces, p.pods.silent
 		n.WentBack = p.name.WentBackAt(p.pods.epoch)
-		if knows = p.contact.Informed(); knows {
+		if knows = p.contact.Informed() && written(p.pods.epoch); knows {
 			n.Epoch, orphans = p.pods.epoch, p.pods.orphans()
 		}
 	})
@@ -236,7 +241,7 @@ func (s *session) renew(epoch string) {
 
 func (s *session) sawIntents(reading context.Context, seen store.Seen[pod.Intent], epoch string) {
 	var problems []error
-	informed := false
+	informed, renewed := false, false
 	s.kit.pods.do(func() {
 		if reading.Err() != nil {
 			return
@@ -244,6 +249,7 @@ func (s *session) sawIntents(reading context.Context, seen store.Seen[pod.Intent
 		var intents IntentSet
 		intents, problems = newIntentSet(seen, s.kit.cfg.Node.Name, s.kit.pods.all)
 		s.kit.contact.Inform()
+		renewed = epoch != s.kit.pods.epoch
 		s.kit.learn(intents, epoch)
 		s.decide()
 		informed = s.kit.contact.Informed()
@@ -256,8 +262,8 @@ func (s *session) sawIntents(reading context.Context, seen store.Seen[pod.Intent
 		s.inbox.Read(seen.Index)
 	}
 	s.kit.limiter.Saw("unreadable intents", "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
-	if seen.MarkerMissing {
-		s.relist.Raise() // what took the marker may have taken the realities
+	if seen.MarkerMissing || renewed {
+		s.relist.Raise() // what took the marker, or brought another epoch, may have taken the realities
 	}
 	s.askedOnce.Do(func() { close(s.asked) })
 }

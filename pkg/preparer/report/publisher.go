@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -40,6 +41,9 @@ type Publisher struct {
 	Log     obs.Logger
 	Wrote   func() // is called for each reality that was written
 
+	Epoch     func() string // returns the cluster's epoch, as far as this node knows it
+	Confirmed func()        // is told that the realities are written under another epoch than before, see WrittenIn
+
 	RelistEvery time.Duration                      // between two looks at what is stored, which nothing watches; spread by half
 	NewPace     func() *backoff.ExponentialBackOff // of tries
 
@@ -48,6 +52,23 @@ type Publisher struct {
 	Lost    wait.Signal // is raised when only taking the node's lock can tell whether session or record are gone
 
 	stored map[pod.Identity]store.Rec[pod.Reality] // what Consul has, as last read or written
+	epoch  atomic.Pointer[string]                  // see WrittenIn; nil: in none
+}
+
+// WrittenIn reports whether the stored realities were read after this node knew the epoch, and what differed was written.
+// With a new epoch the store may have gone back, and the realities with it: farms must not believe those of then. A
+// reality that Consul refuses counts as written, because one bad record must not silence the node.
+func (pub *Publisher) WrittenIn(epoch string) bool {
+	in := pub.epoch.Load()
+	return in != nil && *in == epoch
+}
+
+// confirm notes that the realities are written under an epoch.
+func (pub *Publisher) confirm(epoch string) {
+	if !pub.WrittenIn(epoch) {
+		pub.epoch.Store(&epoch)
+		pub.Confirmed()
+	}
 }
 
 // pendingWrite is one reality that should be in Consul, or should not.
@@ -68,15 +89,19 @@ func (pub *Publisher) Run(ctx context.Context) error {
 	const key = "realities"
 	pace := pub.NewPace()
 	relistAt := time.Now()
+	listed := "" // the epoch that was known then
 	for {
 		var err error
-		if !time.Now().Before(relistAt) {
+		if epoch := pub.Epoch(); epoch != listed || !time.Now().Before(relistAt) {
 			if err = pub.list(ctx); err == nil {
+				listed = epoch
 				relistAt = time.Now().Add(pub.RelistEvery/2 + rand.N(pub.RelistEvery))
 			}
 		}
 		if err == nil {
-			err = pub.pass(ctx)
+			if err = pub.pass(ctx); err == nil || aboutRecord(err) {
+				pub.confirm(listed)
+			}
 		}
 		pause, wake := time.Until(relistAt), pub.Board.Changed
 		switch {
