@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -50,13 +53,17 @@ type Check struct {
 	TTL time.Duration
 	// Alias is the id of another service of the agent whose state is this one's, too.
 	Alias string `json:",omitempty"`
-	// With is the id of another service of the agent that must pass besides.
-	With string `json:",omitempty"`
+	// Down says why the service does not work. While it is set, the check is critical and looks at nothing. Like Passing,
+	// it is no part of what the check is.
+	Down string `json:"-"`
 	// GoneAfter: after so long without passing the agent removes the service; zero: never.
 	GoneAfter time.Duration `json:",omitempty"`
-	// Passing: it begins as one that passes, because what it looks at was just seen to pass. It is no part of what the check is.
+	// Passing: it begins as one that passes, because what it looks at was just seen to pass.
 	Passing bool `json:"-"`
 }
+
+// forEver is how long the state of a check lasts that nobody tells anything, in a form that the agent takes.
+const forEver = 10 * 365 * 24 * time.Hour
 
 // registration returns the check in the API's form.
 func (c *Check) registration(s *Service) *api.AgentServiceCheck {
@@ -65,8 +72,11 @@ func (c *Check) registration(s *Service) *api.AgentServiceCheck {
 		reg.Status = api.HealthPassing
 	}
 	switch {
-	case c.Alias != "":
-		reg.AliasService = c.Alias
+	case c.Down != "":
+		reg.Status, reg.TTL, reg.Notes = api.HealthCritical, forEver.String(), c.Down
+		return reg
+	case c.Alias != "": // under an id of its own, because Consul hands the state of a check on to the one that replaces it
+		reg.CheckID, reg.AliasService = s.ID+"-alias", c.Alias
 		return reg
 	case c.TTL > 0:
 		reg.TTL = c.TTL.String()
@@ -81,7 +91,10 @@ func (c *Check) registration(s *Service) *api.AgentServiceCheck {
 }
 
 // Services are those that the local agent has.
-type Services struct{ c *Client }
+type Services struct {
+	c    *Client
+	last atomic.Pointer[localAnswer]
+}
 
 // TokenID is that of the client.
 func (a *Services) TokenID() string { return a.c.TokenID() }
@@ -107,21 +120,18 @@ func (a *Services) UpdateCheck(ctx context.Context, serviceID string, passing bo
 func (a *Services) RegisterService(ctx context.Context, s Service) error {
 	ctx, cancel := a.c.call(ctx)
 	defer cancel()
-	// Consul would hand the state of a check on to the one that replaces it, whatever that one looks at.
-	if err := a.deregisterOther(ctx, s); err != nil {
-		return err
+	// Consul would hand the state of a check on to the one that replaces it, whatever that one looks at. That of an alias is
+	// found at once.
+	if s.Check != nil && (s.Check.Alias == "" || s.Check.Down != "") {
+		if err := a.deregisterOther(ctx, s); err != nil {
+			return err
+		}
 	}
 	reg := &registration{AgentServiceRegistration: api.AgentServiceRegistration{
 		ID: s.ID, Name: s.Name, Address: s.Address, Port: s.Port, Tags: s.Tags, Meta: s.Meta,
 	}}
 	if s.Check != nil {
 		reg.Checks = append(reg.Checks, registeredCheck{*s.Check.registration(&s), s.Check.HTTP != ""})
-		if s.Check.With != "" {
-			with := Check{Alias: s.Check.With, Passing: s.Check.Passing}
-			one := with.registration(&s)
-			one.CheckID, one.Name = s.ID+withSuffix, "health of "+s.Check.With
-			reg.Checks = append(reg.Checks, registeredCheck{AgentServiceCheck: *one})
-		}
 	}
 	if err := a.register(ctx, reg); err != nil {
 		return fmt.Errorf("register service %s: %w", s.ID, err)
@@ -151,15 +161,7 @@ func (a *Services) register(ctx context.Context, reg *registration) error {
 	if err != nil {
 		return err
 	}
-	resp, err := a.c.web.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	said, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
-	if resp.StatusCode != http.StatusOK {
-		return api.StatusError{Code: resp.StatusCode, Body: string(said)}
-	}
+	_, err = a.answer(req)
 	return err
 }
 
@@ -181,11 +183,10 @@ func (a *Services) deregisterOther(ctx context.Context, s Service) error {
 	return a.DeregisterService(ctx, s.ID)
 }
 
-// ServiceCheckID returns the id of the check that RegisterService makes for a service.
-func ServiceCheckID(serviceID string) string { return serviceID + "-health" }
+// ServiceCheckID returns the id of the check that RegisterService makes for a service, unless it is an alias.
+func ServiceCheckID(serviceID string) string { return serviceID + checkSuffix }
 
-// withSuffix ends the ids of checks that have a service depend on another one.
-const withSuffix = "-with"
+const checkSuffix = "-health"
 
 // DeregisterService removes a service from the local agent. One that is not there is fine.
 func (a *Services) DeregisterService(ctx context.Context, id string) error {
@@ -204,8 +205,8 @@ func deregister(ctx context.Context, at *api.Client, id string) error {
 
 // Health is what the local agent says of a service.
 type Health struct {
-	Passing bool   // its check passes, or it has none
-	Check   string // name of the check; empty: it has none
+	Passing bool   // its check passes, or it has none, or is as another service
+	Check   string // name of the check; empty: it has none, or is as another service
 	Output  string // what the check said last
 	// Failed: the agent has run the check and it did not pass. A check that was registered as critical and has not run
 	// yet has not failed, nor has one that the agent could not run.
@@ -213,7 +214,7 @@ type Health struct {
 }
 
 // LocalServices returns the services at the local agent whose meta has the value under the key, by their ids. A service
-// without a check passes.
+// without a check passes, and so does one that is as another service. The map is shared: it must not be changed.
 func (a *Services) LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]Health, error) {
 	ctx, cancel := a.c.call(ctx)
 	defer cancel()
@@ -221,28 +222,77 @@ func (a *Services) LocalServices(ctx context.Context, metaKey, metaValue string)
 	if strings.ContainsAny(metaKey+metaValue, "`\r") {
 		return nil, fmt.Errorf("read services of the local agent: a filter cannot hold meta %q=%q", metaKey, metaValue)
 	}
-	opts := Default.options(ctx)
-	services, err := a.c.api.Agent().ServicesWithFilterOpts(fmt.Sprintf("Meta[`%s`] == `%s`", metaKey, metaValue), opts)
-	if err != nil {
+	said := localAnswer{filter: fmt.Sprintf("Meta[`%s`] == `%s`", metaKey, metaValue)}
+	var err error
+	if said.services, err = a.read(ctx, "/v1/agent/services", said.filter); err != nil {
 		return nil, fmt.Errorf("read services of the local agent: %w", err)
 	}
-	health := make(map[string]Health, len(services))
-	if len(services) == 0 {
-		return health, nil
+	if string(bytes.TrimSpace(said.services)) == "{}" {
+		return map[string]Health{}, nil
 	}
-	// Those of RegisterService alone: where a service has a second one, that doubles what there is to read.
-	checks, err := a.c.api.Agent().ChecksWithFilterOpts("CheckID not matches `"+withSuffix+"$`", opts)
-	if err != nil {
+	if said.checks, err = a.read(ctx, "/v1/agent/checks", "CheckID matches `"+checkSuffix+"$`"); err != nil {
 		return nil, fmt.Errorf("read checks of the local agent: %w", err)
 	}
+	if last := a.last.Load(); last != nil && last.same(&said) {
+		return last.health, nil
+	}
+	if err := said.decode(); err != nil {
+		return nil, fmt.Errorf("read services and checks of the local agent: %w", err)
+	}
+	a.last.Store(&said)
+	return said.health, nil
+}
+
+// localAnswer is what the agent said of services and checks, and what that tells. A node asks every other second, and
+// mostly hears the same: it decodes that once.
+type localAnswer struct {
+	filter           string
+	services, checks []byte
+	health           map[string]Health
+}
+
+func (l *localAnswer) same(other *localAnswer) bool {
+	return l.filter == other.filter && bytes.Equal(l.services, other.services) && bytes.Equal(l.checks, other.checks)
+}
+
+func (l *localAnswer) decode() error {
+	var services map[string]struct{}
+	var checks map[string]struct{ Status, Name, Output string }
+	if err := errors.Join(json.Unmarshal(l.services, &services), json.Unmarshal(l.checks, &checks)); err != nil {
+		return err
+	}
+	l.health = make(map[string]Health, len(services))
 	for id := range services {
-		health[id] = Health{Passing: true}
+		l.health[id] = Health{Passing: true}
 		if check, has := checks[ServiceCheckID(id)]; has {
 			passing := check.Status == api.HealthPassing
-			health[id] = Health{Passing: passing, Check: check.Name, Output: check.Output, Failed: !passing && saysFailed(check.Output)}
+			l.health[id] = Health{Passing: passing, Check: check.Name, Output: check.Output, Failed: !passing && saysFailed(check.Output)}
 		}
 	}
-	return health, nil
+	return nil
+}
+
+// read returns what the agent answers at a path.
+func (a *Services) read(ctx context.Context, path, filter string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.c.base+path+"?"+url.Values{"filter": {filter}}.Encode(), http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	return a.answer(req)
+}
+
+// answer sends a request and returns what the agent says, in full where it does what was asked.
+func (a *Services) answer(req *http.Request) ([]byte, error) {
+	resp, err := a.c.web.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		said, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal)) // a part of the reason is better than none
+		return nil, api.StatusError{Code: resp.StatusCode, Body: string(said)}
+	}
+	return io.ReadAll(resp.Body)
 }
 
 // httpAnswer begins what an HTTP check says that was answered.

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/consul/api"
+
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
@@ -120,7 +122,7 @@ func TestServicesOfTheLocalAgent(t *testing.T) {
 // The state of a service is also that of those whose checks are its aliases, without a request more.
 func TestAliasCheck(t *testing.T) {
 	t.Parallel()
-	c, _, prefix := setup(t)
+	c, raw, prefix := setup(t)
 	main := strings.TrimSuffix(prefix, "/")
 	meta := map[string]string{"k": main}
 	for _, s := range []consul.Service{
@@ -136,8 +138,22 @@ func TestAliasCheck(t *testing.T) {
 		if err := c.Services.UpdateCheck(t.Context(), main, state, ""); err != nil {
 			t.Fatal(err)
 		}
-		passing(t, c, "k", main, map[string]bool{main: state, main + ".admin": state})
+		want := map[bool]string{true: "passing", false: "critical"}[state]
+		healthIs(t, raw, main, want)
+		healthIs(t, raw, main+".admin", want)
 	}
+}
+
+// healthIs waits until the agent says so of a service, whatever it depends on.
+func healthIs(t *testing.T, raw *api.Client, id, want string) {
+	t.Helper()
+	consultest.Eventually(t, patience, func() error {
+		status, _, err := raw.Agent().AgentHealthServiceByID(id)
+		if err == nil && status != want {
+			err = fmt.Errorf("%s is %s, want %s", id, status, want)
+		}
+		return err
+	})
 }
 
 // A service that has a state of its own and needs another one passes only while both do, also when the other one is gone for good.
@@ -156,13 +172,7 @@ func TestACheckWithAnotherService(t *testing.T) {
 	}
 	is := func(want string) {
 		t.Helper()
-		consultest.Eventually(t, patience, func() error {
-			status, _, err := raw.Agent().AgentHealthServiceByID(own)
-			if err == nil && status != want {
-				err = fmt.Errorf("the service is %s, want %s", status, want)
-			}
-			return err
-		})
+		healthIs(t, raw, own, want)
 	}
 	say := func(id string, passes bool) {
 		t.Helper()
@@ -172,17 +182,29 @@ func TestACheckWithAnotherService(t *testing.T) {
 	}
 	node := consul.Service{ID: with, Name: "node", Check: &consul.Check{TTL: time.Hour, GoneAfter: time.Hour, Passing: true}}
 	register(node)
-	pod := consul.Service{ID: own, Name: "web", Meta: meta, Check: &consul.Check{TTL: 10 * 365 * 24 * time.Hour, With: with, Passing: true}}
+	pod := consul.Service{ID: own, Name: "web", Meta: meta, Check: &consul.Check{Alias: with, Passing: true}}
+	down := pod
+	down.Check = &consul.Check{Alias: with, Down: "it is broken"}
+	local := func(want consul.Health) {
+		t.Helper()
+		if got := must[map[string]consul.Health](t)(c.Services.LocalServices(t.Context(), "k", id))[own]; got != want {
+			t.Errorf("the service is %+v, want %+v", got, want)
+		}
+	}
 	register(pod)
 	is("passing")
-	say(own, false)
+	local(consul.Health{Passing: true})
+	register(down)
 	is("critical")
-	passing(t, c, "k", id, map[string]bool{own: false})
-	say(own, true)
+	local(consul.Health{Check: "health of web"})
+	say(with, false)
+	say(with, true) // the other one's news change nothing
+	is("critical")
+	register(pod)
 	is("passing")
 	say(with, false)
 	is("critical")
-	passing(t, c, "k", id, map[string]bool{own: true}) // its own state is as it was told
+	local(consul.Health{Passing: true}) // its own state is as it was told
 	say(with, true)
 	is("passing")
 	if err := c.Services.DeregisterService(t.Context(), with); err != nil {

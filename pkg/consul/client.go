@@ -84,7 +84,7 @@ func New(cfg Config) (*Client, error) {
 		cfg.CallTimeout = DefaultCallTimeout
 	}
 	c := &Client{timeout: cfg.CallTimeout, source: sourceOf(cfg)}
-	c.Locks, c.Services, c.Catalog, c.ACL = &Locks{c}, &Services{c}, &Catalog{c}, &ACL{c}
+	c.Locks, c.Services, c.Catalog, c.ACL = &Locks{c}, &Services{c: c}, &Catalog{c}, &ACL{c}
 	var err error
 	if c.live, err = c.dialer(cfg, LivenessConns); err == nil {
 		c.api, err = c.dialer(cfg, cfg.MaxConns) // last, because web is that of api

@@ -351,6 +351,9 @@ func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expe
 		s.gate = gate{}
 		return c, false, news, saveBy
 	}
+	if p.told() && !p.Works && !here.any {
+		return c, false, news, saveBy // one that has not worked yet would be registered twice
+	}
 	return c, reach >= Running && p.Rested && s.gate.pass(now), news, saveBy
 }
 

@@ -19,7 +19,7 @@ func TestTheNameThatAPodIsToHave(t *testing.T) {
 	n := &node.Node{Name: "n1", Address: "127.0.0.1"}
 	p := Pod{
 		ID: pod.Identity{RCID: "rc", Role: "main"}, Installed: &install.Installed{Digest: "d"}, Manifest: &manifest.Manifest{ID: "web"},
-		Up: true, Alive: true, Rested: true,
+		Up: true, Alive: true, Works: true, Rested: true,
 	}
 	main, standby := ServiceID("n1", p.ID), StandbyServiceID("n1", p.ID)
 	now := time.Now()
@@ -65,7 +65,7 @@ func TestReach(t *testing.T) {
 	t.Parallel()
 	n := &node.Node{Name: "n1", Address: "127.0.0.1"}
 	id := func(index int) pod.Identity { return pod.Identity{RCID: "rc", Role: "main", Index: index} }
-	runs := Pod{ID: id(0), Installed: &install.Installed{Digest: "d"}, Manifest: &manifest.Manifest{ID: "web"}, Up: true, Alive: true, Rested: true}
+	runs := Pod{ID: id(0), Installed: &install.Installed{Digest: "d"}, Manifest: &manifest.Manifest{ID: "web"}, Up: true, Alive: true, Works: true, Rested: true}
 	stopped := Pod{ID: id(1), Installed: runs.Installed, Manifest: runs.Manifest}
 	known, unknown, foreign := ServiceID("n1", id(1)), ServiceID("n1", id(2)), "somebody-else"
 	local := map[string]consul.Health{known: {}, unknown: {}, foreign: {}}

@@ -88,7 +88,7 @@ func servicesOf(n *node.Node, p *Pod, standby bool) []consul.Service {
 		case i > 0:
 			services[i].Check = &consul.Check{Alias: ids[0]}
 		case m.Health == nil:
-			services[i].Check = &consul.Check{TTL: toldFor, With: nodeServiceID(n.Name)}
+			services[i].Check = toldCheck(n, p)
 		default:
 			services[i].Check = checkOf(n, p, m.Health)
 		}

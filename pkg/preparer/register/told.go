@@ -6,16 +6,16 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// A pod without a health check has the state that the preparer tells the agent when it changes. That costs nothing
-// while nothing changes, so that it outlives the preparer: therefore such pods also need the node's own service to
-// pass, which one preparer keeps up for all of them.
+// A pod without a health check has the state that the preparer tells the agent when it changes: a service is registered
+// as one that works, or as one that does not. That costs nothing while nothing changes, and therefore outlives the
+// preparer. So one that works passes only while the node's own service does, which the preparer keeps up for all.
 const (
-	toldFor  = 10 * 365 * 24 * time.Hour // for ever, in a form that the agent takes
-	nodeTTL  = time.Minute               // longer than a restart of the preparer takes
-	keepNode = nodeTTL / 6               // between two times that it is kept up
-	nodeGone = 24 * time.Hour            // after which the agent forgets a node that nobody keeps up
+	nodeTTL  = time.Minute    // longer than a restart of the preparer takes
+	keepNode = nodeTTL / 6    // between two times that it is kept up
+	nodeGone = 24 * time.Hour // after which the agent forgets a node that nobody keeps up
 )
 
 // nodeServiceID returns the id of the node's own service at the local agent.
@@ -42,20 +42,28 @@ func (r *Registrar) keepNode(ctx context.Context, pods []Pod, now time.Time) err
 // told reports whether the pod's state at the agent is what the preparer tells of its processes.
 func (p *Pod) told() bool { return p.Manifest != nil && p.Manifest.Health == nil }
 
+// toldCheck returns the check of a pod that has none of its own.
+func toldCheck(n *node.Node, p *Pod) *consul.Check {
+	check := &consul.Check{Alias: nodeServiceID(n.Name)}
+	if !p.Works {
+		check.Down = "not all of its processes run, or one ends again and again"
+	}
+	return check
+}
+
 // tell has the agent say of pods without a check whether their processes run. It is told nothing that it says already.
 func (r *Registrar) tell(ctx context.Context, pods []Pod, local map[string]consul.Health) (errs []error) {
 	for i := range pods {
 		p := &pods[i]
-		id := serviceIDs(r.cfg.Node.Name, p.ID, nil, p.Standby)[0]
-		said, has := local[id]
-		if !p.told() || !has || said.Check == "" || said.Passing == p.Works {
+		said, has := local[serviceIDs(r.cfg.Node.Name, p.ID, nil, p.Standby)[0]]
+		if !p.told() || !p.Up || !has || (said.Check == "") == p.Works {
 			continue
 		}
-		text := "its processes run"
-		if !p.Works {
-			text = "not all of its processes run, or one ends again and again"
-		}
-		errs = append(errs, r.cfg.Services.UpdateCheck(ctx, id, p.Works, text))
+		c := changeOf(&r.cfg.Node, p)
+		c.services = c.services[:1] // on which the others depend
+		c.pass(p.Works)
+		_, err := r.register(ctx, c, true)
+		errs = append(errs, err)
 	}
 	return errs
 }
