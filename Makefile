@@ -57,7 +57,6 @@ curl: ## provide curl: on PATH, else Debian's package, which root may install
 	integration/tools/debian.sh curl curl
 
 test: build bin/consul curl ## everything that must pass: unit, real-Consul and end-to-end tests
-	$(GO) vet ./...
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) $$($(GO) list ./cmd/... ./pkg/... $(if $(UPTIMES),| grep -vxF $(BOOTTIME:%=-e github.com/rcfarm/rcfarm/%)))
 	CGO_ENABLED=0 $(GO) test ./pkg/internal/account # as the programs are built
 	$(MAKE) --jobs=2 --output-sync=target uptimes
