@@ -163,9 +163,6 @@ type session struct {
 }
 
 func (t *session) run(ctx context.Context) error {
-	if err := t.readRealities(ctx); err != nil {
-		return err
-	}
 	schema, err := t.out.EnsureSchema(ctx)
 	if err != nil {
 		return err
@@ -178,6 +175,16 @@ func (t *session) run(ctx context.Context) error {
 		return err
 	}
 	gate := t.out.GateVersion(ctx)
+	// The lock, then what came of the pods, then the epoch: as a preparer does.
+	record := t.node.Record
+	t.door.say(&record)
+	record.WentBack = t.node.wentBackSince(t.epoch)
+	if err := t.out.AcquireNode(ctx, record, false); err != nil {
+		return err
+	}
+	if err := t.tellAgain(ctx); err != nil {
+		return err
+	}
 	if err := t.acquire(ctx); err != nil {
 		return err
 	}

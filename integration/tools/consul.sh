@@ -23,7 +23,7 @@ else
 	version=$(sed -nE 's/^.*github.com\/hashicorp\/consul (v[0-9.]+).*$/\1/p' "$here/consul/go.mod")
 	echo "no Consul >= 1.15 here: building Consul $version from source, once; 3 to 6 minutes on two cores" >&2
 	cd "$here/consul"
-	if ! go build -mod=readonly -trimpath -ldflags '-s -w' -o consul.built github.com/hashicorp/consul; then
+	if ! CGO_ENABLED=0 go build -mod=readonly -trimpath -ldflags '-s -w' -o consul.built github.com/hashicorp/consul; then
 		echo "consul.sh: could not build Consul $version; is the Go module proxy reachable? Or set CONSUL_BIN to a Consul >= 1.15" >&2
 		exit 1
 	fi

@@ -41,7 +41,7 @@ type Service struct {
 	Check   *Check
 }
 
-// Check is one check. Exactly one of HTTP, TCP, TTL and Alias is set.
+// Check is one check. Exactly one of HTTP, TCP, TTL and Alias is set; Down may be set besides.
 type Check struct {
 	HTTP     string // URL for a GET that must answer 2xx; redirects are not followed, as the pod would choose whom the agent asks
 	TCP      string // host:port that must accept a connection
@@ -72,10 +72,11 @@ func (c *Check) registration(s *Service) *api.AgentServiceCheck {
 		reg.Status = api.HealthPassing
 	}
 	switch {
+	// Both have ids of their own, because Consul hands the state of a check on to the one with that id which replaces it.
 	case c.Down != "":
-		reg.Status, reg.TTL, reg.Notes = api.HealthCritical, forEver.String(), c.Down
+		reg.CheckID, reg.Status, reg.TTL, reg.Notes = s.ID+downSuffix, api.HealthCritical, forEver.String(), c.Down
 		return reg
-	case c.Alias != "": // under an id of its own, because Consul hands the state of a check on to the one that replaces it
+	case c.Alias != "":
 		reg.CheckID, reg.AliasService = s.ID+"-alias", c.Alias
 		return reg
 	case c.TTL > 0:
@@ -117,12 +118,13 @@ func (a *Services) UpdateCheck(ctx context.Context, serviceID string, passing bo
 // RegisterService registers a service and its check at the local agent, replacing what it had under that id. The check
 // starts critical, unless it is to begin as one that passes, except where name, address, port, tags and meta are those of the
 // service that was there: then its state stays, so that a restarted preparer does not take a healthy pod out of service.
+// An alias has the state of the other service at once.
 func (a *Services) RegisterService(ctx context.Context, s Service) error {
 	ctx, cancel := a.c.call(ctx)
 	defer cancel()
 	// Consul would hand the state of a check on to the one that replaces it, whatever that one looks at. That of an alias is
-	// found at once.
-	if s.Check != nil && (s.Check.Alias == "" || s.Check.Down != "") {
+	// found at once, and that of one that is down never changes.
+	if s.Check != nil && s.Check.Alias == "" {
 		if err := a.deregisterOther(ctx, s); err != nil {
 			return err
 		}
@@ -183,10 +185,10 @@ func (a *Services) deregisterOther(ctx context.Context, s Service) error {
 	return a.DeregisterService(ctx, s.ID)
 }
 
-// ServiceCheckID returns the id of the check that RegisterService makes for a service, unless it is an alias.
+// ServiceCheckID returns the id of the check that RegisterService makes for a service, unless it is an alias or down.
 func ServiceCheckID(serviceID string) string { return serviceID + checkSuffix }
 
-const checkSuffix = "-health"
+const checkSuffix, downSuffix = "-health", "-down"
 
 // DeregisterService removes a service from the local agent. One that is not there is fine.
 func (a *Services) DeregisterService(ctx context.Context, id string) error {
@@ -205,8 +207,9 @@ func deregister(ctx context.Context, at *api.Client, id string) error {
 
 // Health is what the local agent says of a service.
 type Health struct {
-	Passing bool   // its check passes, or it has none, or is as another service
-	Check   string // name of the check; empty: it has none, or is as another service
+	Passing bool   // its check passes or is an alias, or it has none
+	Down    bool   // it was registered as one that does not work
+	Check   string // name of the check; empty: it has none, or an alias
 	Output  string // what the check said last
 	// Failed: the agent has run the check and it did not pass. A check that was registered as critical and has not run
 	// yet has not failed, nor has one that the agent could not run.
@@ -214,7 +217,7 @@ type Health struct {
 }
 
 // LocalServices returns the services at the local agent whose meta has the value under the key, by their ids. A service
-// without a check passes, and so does one that is as another service. The map is shared: it must not be changed.
+// without a check passes, and so does one whose check is an alias. The map is shared: it must not be changed.
 func (a *Services) LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]Health, error) {
 	ctx, cancel := a.c.call(ctx)
 	defer cancel()
@@ -230,7 +233,7 @@ func (a *Services) LocalServices(ctx context.Context, metaKey, metaValue string)
 	if string(bytes.TrimSpace(said.services)) == "{}" {
 		return map[string]Health{}, nil
 	}
-	if said.checks, err = a.read(ctx, "/v1/agent/checks", "CheckID matches `"+checkSuffix+"$`"); err != nil {
+	if said.checks, err = a.read(ctx, "/v1/agent/checks", "CheckID matches `("+checkSuffix+"|"+downSuffix+")$`"); err != nil {
 		return nil, fmt.Errorf("read checks of the local agent: %w", err)
 	}
 	if last := a.last.Load(); last != nil && last.same(&said) {
@@ -264,6 +267,9 @@ func (l *localAnswer) decode() error {
 	l.health = make(map[string]Health, len(services))
 	for id := range services {
 		l.health[id] = Health{Passing: true}
+		if check, has := checks[id+downSuffix]; has {
+			l.health[id] = Health{Down: true, Check: check.Name}
+		}
 		if check, has := checks[ServiceCheckID(id)]; has {
 			passing := check.Status == api.HealthPassing
 			l.health[id] = Health{Passing: passing, Check: check.Name, Output: check.Output, Failed: !passing && saysFailed(check.Output)}

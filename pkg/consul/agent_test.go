@@ -196,7 +196,7 @@ func TestACheckWithAnotherService(t *testing.T) {
 	local(consul.Health{Passing: true})
 	register(down)
 	is("critical")
-	local(consul.Health{Check: "health of web"})
+	local(consul.Health{Down: true, Check: "health of web"})
 	say(with, false)
 	say(with, true) // the other one's news change nothing
 	is("critical")

@@ -60,8 +60,23 @@ func (ob *observer) observeDue(now time.Time) (next time.Time) {
 		r.LogTail = lastOf(path)
 		ob.say(r, now)
 	}
-	ob.pods.do(ob.count)
+	ob.pods.do(func() {
+		for _, r := range tails {
+			if e := ob.pods.all[r.Identity]; e != nil {
+				ob.noteSaid(e)
+			}
+		}
+		ob.count()
+	})
 	return next
+}
+
+// noteSaid notes that the board has what came of a pod. That may complete it.
+func (ob *observer) noteSaid(e *entry) {
+	if !e.said {
+		e.said = true
+		ob.board.Changed.Raise()
+	}
 }
 
 func (ob *observer) observeOne(e *entry, now time.Time, tails map[string]pod.Reality) (due time.Time) {
@@ -76,6 +91,7 @@ func (ob *observer) observeOne(e *entry, now time.Time, tails map[string]pod.Rea
 	erase := e.decided.verdict == Forgotten && o.rec.StoppedAt != nil
 	silent := o.rec.StoppedAt != nil && (erase || e.decided.verdict == "")
 	if ob.board.Erase(e.id, erase, silent); silent {
+		ob.noteSaid(e)
 		return time.Time{}
 	}
 	m := e.manifest()
@@ -100,7 +116,9 @@ func (ob *observer) observeOne(e *entry, now time.Time, tails map[string]pod.Rea
 		tails[path] = r
 		return due
 	}
-	return sooner(due, ob.say(r, now))
+	again := ob.say(r, now)
+	ob.noteSaid(e)
+	return sooner(due, again)
 }
 
 // say puts a reality in line for writing, and returns when to come again.

@@ -49,6 +49,18 @@ func (t *pods) knownEpoch() (epoch string) {
 	return epoch
 }
 
+// allSaid reports whether the board has what came of all pods that the node has. One that was never saved has not run: it
+// matters only where Consul has it as available.
+func (t *pods) allSaid(available func(pod.Identity) bool) (all bool) {
+	all = true
+	t.do(func() {
+		for id, e := range t.all {
+			all = all && (e.said || e.rec.Version == 0 && !available(id))
+		}
+	})
+	return all
+}
+
 // add takes in a pod.
 func (t *pods) add(id pod.Identity, rec Record) *entry {
 	e := &entry{
@@ -121,6 +133,7 @@ type entry struct {
 	saveBy    time.Time // when what else is to be saved must be under way; zero: it is
 	observed  bool      // nothing that observe reads has changed since
 	due       time.Time // when time alone may change what is observed
+	said      bool      // it was observed once, and the board has what came of that
 
 	working bool // a worker is at it, or will be
 	again   bool // something happened since that worker began its pass

@@ -26,6 +26,7 @@ type session struct {
 	decide func() // applies what the intents say; called in pods.do
 	inbox  *push.Inbox
 	keeper *report.Keeper
+	doubt  func()        // is told that the lock was taken, or is another's
 	locked chan struct{} // closed when the node's lock was taken
 	asked  chan struct{} // closed when the intents were read, or could not be
 
@@ -50,7 +51,7 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	}
 	publisher := &report.Publisher{
 		Board: p.board, Store: writes, Limiter: p.limiter, Log: p.log, Wrote: p.cfg.Metrics.written.Inc,
-		Epoch: p.pods.knownEpoch, Confirmed: p.pods.record.Raise,
+		Epoch: p.pods.knownEpoch, Complete: p.pods.allSaid, Confirmed: p.pods.record.Raise,
 		RelistEvery: p.cfg.RelistEvery, NewPace: pace, Relist: s.relist, Renewed: s.renewed,
 	}
 	s.keeper = &report.Keeper{
@@ -59,7 +60,7 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 		Locked: func(locked bool) { s.setLocked(locked); p.locals.wake.Raise(); p.agent.Wake.Raise() }, NameLost: p.endAll, Cut: p.cfg.Metrics.cutFields, Refused: p.cfg.Metrics.refused,
 		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, LookAtGate: p.cfg.LookAtGate, NewPace: pace, Changed: p.pods.record, Recheck: wait.NewSignal(),
 	}
-	publisher.Lost = s.keeper.Recheck
+	publisher.Lost, s.doubt = s.keeper.Recheck, publisher.Doubt
 	p.leave()
 	defer p.leave()
 	p.inbox.Open(s.renew)
@@ -150,6 +151,7 @@ func (s *session) setLocked(locked bool) {
 		if !s.kit.contact.Lock(locked) {
 			return
 		}
+		s.doubt()
 		s.kit.learn(IntentSet{}, s.kit.pods.epoch)
 		s.kit.cfg.Metrics.known(locked, false)
 		if locked {
@@ -241,7 +243,7 @@ func (s *session) renew(epoch string) {
 
 func (s *session) sawIntents(reading context.Context, seen store.Seen[pod.Intent], epoch string) {
 	var problems []error
-	informed, renewed := false, false
+	informed := false
 	s.kit.pods.do(func() {
 		if reading.Err() != nil {
 			return
@@ -249,7 +251,9 @@ func (s *session) sawIntents(reading context.Context, seen store.Seen[pod.Intent
 		var intents IntentSet
 		intents, problems = newIntentSet(seen, s.kit.cfg.Node.Name, s.kit.pods.all)
 		s.kit.contact.Inform()
-		renewed = epoch != s.kit.pods.epoch
+		if epoch != s.kit.pods.epoch {
+			s.renewed.Raise() // the realities are read again
+		}
 		s.kit.learn(intents, epoch)
 		s.decide()
 		informed = s.kit.contact.Informed()
@@ -262,8 +266,8 @@ func (s *session) sawIntents(reading context.Context, seen store.Seen[pod.Intent
 		s.inbox.Read(seen.Index)
 	}
 	s.kit.limiter.Saw("unreadable intents", "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
-	if seen.MarkerMissing || renewed {
-		s.relist.Raise() // what took the marker, or brought another epoch, may have taken the realities
+	if seen.MarkerMissing {
+		s.relist.Raise() // what took the marker may have taken the realities
 	}
 	s.askedOnce.Do(func() { close(s.asked) })
 }

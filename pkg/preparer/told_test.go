@@ -95,10 +95,20 @@ func TestAPodWithoutACheckIsFoundWhileItWorks(t *testing.T) {
 	b.awaitState(0, pod.StateCrashLooping, 10, "")
 	b.found(name, 0)
 	b.found(name+"-admin", 0)
+	for i, standby := range []bool{true, false} { // it changes its name all the same
+		in := intent(0, digest, pod.Running, int64(20+10*i))
+		in.Standby = standby
+		b.tell(in)
+		b.awaitReality(0, fmt.Sprintf("stands by: %t", standby), func(r pod.Reality) bool {
+			return r.Revision == in.Revision && r.Standby == standby && !r.Available
+		})
+		b.found(name, 0)
+		b.found(name+"-standby", 0)
+	}
 	if err := os.Remove(b.homeFile(0, "fail")); err != nil {
 		t.Fatal(err)
 	}
-	b.awaitReady(0, digest, 10)
+	b.awaitReady(0, digest, 30)
 	b.found(name, 1)
 	b.found(name+"-admin", 1)
 }

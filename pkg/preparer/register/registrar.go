@@ -326,7 +326,10 @@ func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expe
 	}
 	standby, was := s.standby, s.health
 	s.wanted = p.Standby
+	unseen := p.told() && !p.Works && !here.any && !there.any // it is registered once it works, as it would else be twice
 	switch {
+	case unseen:
+		s.standby = p.Standby // it is found under no name
 	case p.Standby:
 		s.standby = !there.any
 	case noted || right && !there.any:
@@ -351,8 +354,8 @@ func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expe
 		s.gate = gate{}
 		return c, false, news, saveBy
 	}
-	if p.told() && !p.Works && !here.any {
-		return c, false, news, saveBy // one that has not worked yet would be registered twice
+	if unseen {
+		return c, false, news, saveBy
 	}
 	return c, reach >= Running && p.Rested && s.gate.pass(now), news, saveBy
 }

@@ -55,6 +55,14 @@ func TestTheNameThatAPodIsToHave(t *testing.T) {
 	look("gone", []string{standby}, false, true, true, standby)
 	p.Installed = &install.Installed{Digest: "e"}
 	look("another version", []string{standby}, true, false, true, main, standby)
+	p.Works = false
+	look("it does not work, and another version", []string{standby}, true, false, true, main, standby)
+	p.Standby = false
+	look("it does not work, and is to have the name", []string{standby}, true, false, true, main, standby)
+	look("it does not work, and has no name", nil, false, false, false, main, standby)
+	p.Standby = true
+	look("it does not work, and is to stand by without a name", nil, false, false, true, main, standby)
+	look("it does not work, and is to give the name up", []string{main}, true, false, false, main, standby)
 	p.Up, p.Alive = false, false
 	look("nothing runs", []string{standby}, false, true, true)
 }

@@ -56,7 +56,7 @@ func (r *Registrar) tell(ctx context.Context, pods []Pod, local map[string]consu
 	for i := range pods {
 		p := &pods[i]
 		said, has := local[serviceIDs(r.cfg.Node.Name, p.ID, nil, p.Standby)[0]]
-		if !p.told() || !p.Up || !has || (said.Check == "") == p.Works {
+		if says := !said.Down; !p.told() || !p.Up || !has || says == p.Works {
 			continue
 		}
 		c := changeOf(&r.cfg.Node, p)

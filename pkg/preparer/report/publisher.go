@@ -41,8 +41,10 @@ type Publisher struct {
 	Log     obs.Logger
 	Wrote   func() // is called for each reality that was written
 
-	Epoch     func() string // returns the cluster's epoch, as far as this node knows it
-	Confirmed func()        // is told that the realities are written under another epoch than before, see WrittenIn
+	Epoch func() string // returns the cluster's epoch, as far as this node knows it
+	// Complete reports whether the board has all pods that the node has, where those that Consul has as available matter.
+	Complete  func(available func(pod.Identity) bool) bool
+	Confirmed func() // is told that the realities are written under another epoch than before, see WrittenIn
 
 	RelistEvery time.Duration                      // between two looks at what is stored, which nothing watches; spread by half
 	NewPace     func() *backoff.ExponentialBackOff // of tries
@@ -51,24 +53,46 @@ type Publisher struct {
 	Renewed wait.Signal // writes are worth a try
 	Lost    wait.Signal // is raised when only taking the node's lock can tell whether session or record are gone
 
-	stored map[pod.Identity]store.Rec[pod.Reality] // what Consul has, as last read or written
-	epoch  atomic.Pointer[string]                  // see WrittenIn; nil: in none
+	// Only Run uses these.
+	stored   map[pod.Identity]store.Rec[pod.Reality] // what Consul has, as last read or written
+	listed   world                                   // as it was when that was read
+	relistAt time.Time                               // when it is read again
+
+	doubts atomic.Int64          // how often Doubt was called
+	world  atomic.Pointer[world] // see WrittenIn; nil: none
 }
 
-// WrittenIn reports whether the stored realities were read after this node knew the epoch, and what differed was written.
-// With a new epoch the store may have gone back, and the realities with it: farms must not believe those of then. A
-// reality that Consul refuses counts as written, because one bad record must not silence the node.
+// world is what realities are written in: after a change of it Consul may have others than this node wrote.
+type world struct {
+	epoch  string
+	doubts int64
+}
+
+func (pub *Publisher) now(epoch string) world { return world{epoch: epoch, doubts: pub.doubts.Load()} }
+
+// Doubt says that another preparer may have written realities, because the node's lock was not held.
+func (pub *Publisher) Doubt() { pub.doubts.Add(1) }
+
+// WrittenIn reports whether the stored realities were read after this node knew the epoch and had its lock, and what
+// differed was written. With a new epoch the store may have gone back, and the realities with it: farms must not believe
+// those of then. A reality that Consul refuses for itself counts as written, because one bad record must not silence the
+// node.
 func (pub *Publisher) WrittenIn(epoch string) bool {
-	in := pub.epoch.Load()
-	return in != nil && *in == epoch
+	in := pub.world.Load()
+	return in != nil && *in == pub.now(epoch)
 }
 
-// confirm notes that the realities are written under an epoch.
-func (pub *Publisher) confirm(epoch string) {
-	if !pub.WrittenIn(epoch) {
-		pub.epoch.Store(&epoch)
+// confirm notes that the realities are written.
+func (pub *Publisher) confirm(in world) {
+	if before := pub.world.Swap(&in); before == nil || *before != in {
 		pub.Confirmed()
 	}
+}
+
+// available reports whether Consul has a pod as available.
+func (pub *Publisher) available(id pod.Identity) bool {
+	rec, found := pub.stored[id]
+	return found && rec.Value.Available
 }
 
 // pendingWrite is one reality that should be in Consul, or should not.
@@ -88,22 +112,9 @@ func (r *pendingWrite) over(stored store.Rec[pod.Reality]) store.RealityWrite {
 func (pub *Publisher) Run(ctx context.Context) error {
 	const key = "realities"
 	pace := pub.NewPace()
-	relistAt := time.Now()
-	listed := "" // the epoch that was known then
 	for {
-		var err error
-		if epoch := pub.Epoch(); epoch != listed || !time.Now().Before(relistAt) {
-			if err = pub.list(ctx); err == nil {
-				listed = epoch
-				relistAt = time.Now().Add(pub.RelistEvery/2 + rand.N(pub.RelistEvery))
-			}
-		}
-		if err == nil {
-			if err = pub.pass(ctx); err == nil || aboutRecord(err) {
-				pub.confirm(listed)
-			}
-		}
-		pause, wake := time.Until(relistAt), pub.Board.Changed
+		err := pub.look(ctx)
+		pause, wake := time.Until(pub.relistAt), pub.Board.Changed
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -122,7 +133,7 @@ func (pub *Publisher) Run(ctx context.Context) error {
 		case <-wake:
 			_ = wait.Pause(ctx, coalesce) // the loop sees the context's end
 		case <-pub.Relist:
-			relistAt = time.Now()
+			pub.relistAt = time.Now()
 		case <-pub.Renewed:
 		case <-time.After(pause):
 		}
@@ -130,6 +141,22 @@ func (pub *Publisher) Run(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// look writes what differs from what Consul has, which it reads first where that may have changed.
+func (pub *Publisher) look(ctx context.Context) error {
+	if now := pub.now(pub.Epoch()); now != pub.listed || !time.Now().Before(pub.relistAt) {
+		if err := pub.list(ctx); err != nil {
+			return err
+		}
+		pub.listed, pub.relistAt = now, time.Now().Add(pub.RelistEvery/2+rand.N(pub.RelistEvery))
+	}
+	complete := pub.Complete(pub.available)
+	err := pub.pass(ctx)
+	if complete && (err == nil || refusedForItself(err)) {
+		pub.confirm(pub.listed)
+	}
+	return err
 }
 
 // list reads what Consul has. A record that cannot be read counts as missing; writing it finds its index.
@@ -221,6 +248,12 @@ func (pub *Publisher) writeTogether(ctx context.Context, due []pendingWrite) (al
 // aboutRecord reports whether an error is about what is written, so that other writes may do better.
 func aboutRecord(err error) bool {
 	return errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrTooLarge) || errors.Is(err, store.ErrInvalid) || errors.Is(err, store.ErrRefused)
+}
+
+// refusedForItself reports whether an error says that Consul takes no such record, now or later.
+func refusedForItself(err error) bool {
+	return (errors.Is(err, store.ErrTooLarge) || errors.Is(err, store.ErrInvalid) || errors.Is(err, store.ErrRefused)) &&
+		!errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrLost)
 }
 
 // wrote notes that Consul has a reality, and at what index.

@@ -22,6 +22,11 @@ type countingSession struct {
 	lists   int
 	there   []store.Rec[pod.Reality]
 	listErr error
+	readErr error
+}
+
+func (c *countingSession) Reality(context.Context, pod.Identity) (store.Rec[pod.Reality], error) {
+	return store.Rec[pod.Reality]{}, c.readErr
 }
 
 func (c *countingSession) WriteRealities(_ context.Context, writes ...store.RealityWrite) (uint64, error) {
@@ -42,7 +47,7 @@ func publisherOf(pods int, err error) (*Publisher, *countingSession) {
 	for i := range pods {
 		board.Say(pod.Reality{Identity: ident(i)}, time.Now())
 	}
-	return &Publisher{Board: board, Store: session, Wrote: func() {}, stored: map[pod.Identity]store.Rec[pod.Reality]{}}, session
+	return &Publisher{Board: board, Store: session, Wrote: func() {}, RelistEvery: time.Hour, stored: map[pod.Identity]store.Rec[pod.Reality]{}}, session
 }
 
 // What Consul refuses about one record keeps no other from being written: each is tried alone. A lost session, or none that
@@ -105,5 +110,65 @@ func TestPassWritesManyTogether(t *testing.T) {
 	}
 	if want := []int{store.MaxRealities, store.MaxRealities, 1}; !slices.Equal(session.sizes, want) {
 		t.Errorf("transactions of %d, want %d", session.sizes, want)
+	}
+}
+
+// The realities are written in an epoch when nothing is left to write but what Consul takes neither now nor later. They
+// are not while the board lacks pods, nor after the node's lock was lost.
+func TestRealitiesAreWrittenInAnEpoch(t *testing.T) {
+	t.Parallel()
+	down := errors.New("connection refused")
+	for _, c := range []struct {
+		name         string
+		err, readErr error
+		incomplete   bool
+		want         bool
+	}{
+		{name: "written", want: true},
+		{name: "too large", err: store.ErrTooLarge, want: true},
+		{name: "refused for itself", err: store.ErrRefused, want: true},
+		{name: "the lock is lost", err: errors.Join(store.ErrLost, store.ErrRefused)},
+		{name: "changed meanwhile", err: store.ErrConflict, readErr: down},
+		{name: "no answer", err: down},
+		{name: "a pod was not looked at", incomplete: true},
+	} {
+		pub, session := publisherOf(1, c.err)
+		session.readErr = c.readErr
+		epoch, confirmed := "e1", 0
+		pub.Epoch = func() string { return epoch }
+		pub.Complete = func(func(pod.Identity) bool) bool { return !c.incomplete }
+		pub.Confirmed = func() { confirmed++ }
+		if err := pub.look(t.Context()); !errors.Is(err, c.err) {
+			t.Errorf("%s: the look says %v", c.name, err)
+		}
+		if pub.WrittenIn(epoch) != c.want || pub.WrittenIn("e2") || (confirmed == 1) != c.want {
+			t.Errorf("%s: written in e1 %t, in e2 %t, confirmed %d times", c.name, pub.WrittenIn("e1"), pub.WrittenIn("e2"), confirmed)
+		}
+		if !c.want || c.err != nil {
+			continue
+		}
+		if err := pub.look(t.Context()); err != nil || confirmed != 1 || session.lists != 1 {
+			t.Errorf("in the same epoch: %v, confirmed %d times, after %d lists", err, confirmed, session.lists)
+		}
+		pub.Doubt()
+		if pub.WrittenIn(epoch) {
+			t.Error("the realities count as written although the lock was lost")
+		}
+		if err := pub.look(t.Context()); err != nil || !pub.WrittenIn(epoch) || session.lists != 2 {
+			t.Errorf("after the lock was taken again: %v, written %t, %d lists", err, pub.WrittenIn(epoch), session.lists)
+		}
+	}
+}
+
+// Consul's word that a pod is available must not stand for one of which the board says nothing.
+func TestWhatConsulHasAsAvailable(t *testing.T) {
+	t.Parallel()
+	pub, _ := publisherOf(0, nil)
+	pub.stored[ident(0)] = store.Rec[pod.Reality]{Value: pod.Reality{Identity: ident(0), Available: true}}
+	pub.stored[ident(1)] = store.Rec[pod.Reality]{Value: pod.Reality{Identity: ident(1)}}
+	for i, want := range []bool{true, false, false} {
+		if got := pub.available(ident(i)); got != want {
+			t.Errorf("%s is available: %t", ident(i), got)
+		}
 	}
 }
