@@ -130,9 +130,9 @@ func TestNoRoom(t *testing.T) {
 	c.apply("small", sized("small", 0, 10), replicas(3))
 	c.is("small", rc.Converged, 1)
 	looks.holding.Store(false)
+	looked := time.Now() // the pause begins later
 	close(looks.gate)
 	c.is("late", rc.InsufficientNodes, 1)
-	looked := time.Now()
 	// A look may take some nodes unseen first, and the other controller has looked too.
 	if n := looks.nodes.Load() - before; n > 3*fullNodes {
 		t.Errorf("read what is taken on %d nodes to find that none of %d has room", n, fullNodes)
