@@ -23,6 +23,9 @@ FAULTS   ?= 200
 FUZZ_TIME ?= 60s
 MUTANTS  ?= pkg/farm/reconcile pkg/farm/placement pkg/scheduler pkg/rollout pkg/deploy/plan pkg/election/ballot
 
+# A program that looks for races sleeps for a second before it exits, and tests start hundreds of such programs.
+export GORACE := atexit_sleep_ms=0
+
 # Sockets of tests live below it, and the kernel limits a socket's path to 107 bytes.
 ifneq ($(shell dir="$${TMPDIR:-}"; [ $${#dir} -le 20 ] || echo long),)
 export TMPDIR := /tmp
