@@ -33,7 +33,7 @@ func TestFullDisk(t *testing.T) {
 		n.start(t, n.idler("a"))
 		pid := n.await(t, "a", "running", running).PID
 		n.start(t, n.filler(disk))
-		const restarts = 300 // more than any room that is set aside for all together would last
+		const restarts = 300                          // more than any room that is set aside for all together would last
 		for some := 0; some <= restarts; some += 20 { // a busy machine takes long for all
 			n.await(t, "filler", "started again and again", func(st runtime.Status) bool { return st.Restarts > some })
 		}
