@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -28,6 +29,8 @@ func dynamicPorts(e *env) {
 		e.preparer(n, "--port-min", strconv.Itoa(first), "--port-max", strconv.Itoa(last))
 	}
 	e.farm("f1", "")
+	e.tellsPorts("n1", static)
+	e.tellsPorts("n2", first, first+1, last)
 	h := e.hello(4, nil)
 	h.Port = 0
 	e.apply(h)
@@ -73,6 +76,21 @@ func (e *env) listen(n, port int) net.Listener {
 	}
 	e.t.Cleanup(func() { _ = l.Close() })
 	return l
+}
+
+// tellsPorts waits until a node's record says that something holds ports there. That needs a farm, which raises the version
+// gate, and a busy machine finds it out late.
+func (e *env) tellsPorts(nodeName string, ports ...int) {
+	e.t.Helper()
+	e.within(limit, func() error {
+		rec, err := e.store.Node(e.t.Context(), nodeName)
+		for _, port := range ports {
+			if err == nil && !slices.Contains(rec.Value.PortsInUse, port) {
+				err = fmt.Errorf("the record of %s says that %d are in use, without %d", nodeName, rec.Value.PortsInUse, port)
+			}
+		}
+		return err
+	})
 }
 
 // lacksPorts waits until all pods of a controller that have a node are on one, and the others are said to have none because of ports.
