@@ -58,11 +58,11 @@ type Check struct {
 	Down string `json:"-"`
 	// GoneAfter: after so long without passing the agent removes the service; zero: never.
 	GoneAfter time.Duration `json:",omitempty"`
-	// Passing: it begins as one that passes, because what it looks at was just seen to pass.
+	// Passing: the check begins as passing, because the caller has just seen the service pass.
 	Passing bool `json:"-"`
 }
 
-// forEver is how long the state of a check lasts that nobody tells anything, in a form that the agent takes.
+// forEver is the TTL of a check that keeps its state. The agent takes no check without an end.
 const forEver = 10 * 365 * 24 * time.Hour
 
 // registration returns the check in the API's form.
@@ -122,8 +122,8 @@ func (a *Services) UpdateCheck(ctx context.Context, serviceID string, passing bo
 func (a *Services) RegisterService(ctx context.Context, s Service) error {
 	ctx, cancel := a.c.call(ctx)
 	defer cancel()
-	// Consul would hand the state of a check on to the one that replaces it, whatever that one looks at. That of an alias is
-	// found at once, and that of one that is down never changes.
+	// Consul hands the state of a check on to the next check with that id, also if that one looks at something else. An
+	// alias finds its state at once, and a check that is down has an id of its own.
 	if s.Check != nil && s.Check.Alias == "" {
 		if err := a.deregisterOther(ctx, s); err != nil {
 			return err
@@ -287,7 +287,7 @@ func (a *Services) read(ctx context.Context, path, filter string) ([]byte, error
 	return a.answer(req)
 }
 
-// answer sends a request and returns what the agent says, in full where it does what was asked.
+// answer sends a request and returns the body of the answer. A status other than 200 is an api.StatusError.
 func (a *Services) answer(req *http.Request) ([]byte, error) {
 	resp, err := a.c.web.Do(req)
 	if err != nil {

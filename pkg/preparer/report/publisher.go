@@ -192,7 +192,7 @@ func (pub *Publisher) pass(ctx context.Context) error {
 		case errors.Is(err, store.ErrLost):
 			return err
 		case aboutRecord(err):
-			failed = err
+			failed = errors.Join(failed, err)
 		default:
 			return err
 		}
