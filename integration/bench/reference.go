@@ -75,7 +75,7 @@ func (w *world) replay(ctx context.Context, a *agent, batches []*store.Batch, re
 func (w *world) plain(to *store.Keys, b *store.Batch, index uint64) (plain, error) {
 	p := plain{read: []string{w.keys.RCs.Key(b.RCID), w.keys.Bells.Key(b.RCID), w.keys.Statuses.Key(b.RCID)}}
 	conditions := 3 // fence and record
-	for _, index := range []uint64{b.SchemaIndex, b.BreakerIndex, b.BellIndex, b.DropsIndex} {
+	for _, index := range []uint64{b.SchemaIndex, b.BreakerIndex, b.DropsIndex} {
 		if index != 0 {
 			conditions++
 		}

@@ -113,7 +113,7 @@ func (t *fleetSession) acquire(ctx context.Context, epoch string) error {
 		record := node.Node{
 			Name: t.NodeName(i), Capacity: node.Capacity{Slots: 100}, Address: "127.0.0.1",
 			ConsulNode: t.session.ConsulNode, Incarnation: t.session.Incarnation, Epoch: epoch,
-			CountsDrops: true, OrphanPages: &node.OrphanPages{},
+			OrphanPages: &node.OrphanPages{},
 		}
 		if t.Prepare != nil {
 			t.Prepare(i, &record)

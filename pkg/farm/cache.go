@@ -371,7 +371,7 @@ func (w *cache) orphansOf(rcID string) []reconcile.Orphan {
 	return w.orphans[rcID]
 }
 
-// lastRung returns the controllers, those first whose bells rang last.
+// lastRung returns the units, those first whose bells rang last.
 func (w *cache) lastRung() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -387,16 +387,12 @@ func (w *cache) lastRung() []string {
 	return ids
 }
 
-// rung returns the bells of some controllers, as heard last: zero for one that there is not.
-func (w *cache) rung(ids []string) map[string]uint64 {
+// rung returns the bell of a unit, as heard last: zero where there is none.
+func (w *cache) rung(id string) (index uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	rung := make(map[string]uint64, len(ids))
-	for _, id := range ids {
-		rung[id] = 0
-		for _, shard := range w.bells {
-			rung[id] = max(rung[id], shard[id])
-		}
+	for _, shard := range w.bells {
+		index = max(index, shard[id])
 	}
-	return rung
+	return index
 }

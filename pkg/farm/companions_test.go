@@ -3,18 +3,21 @@ package farm_test
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 
-	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Two revisions of the service web.
+const (
+	webR1 = "01hzzzzzzzzzzzzzzzzzzzzweb-1"
+	webR2 = "01hzzzzzzzzzzzzzzzzzzzzweb-2"
 )
 
 // revision makes a controller a revision of the service web, with so many replicas.
@@ -49,44 +52,26 @@ func (c *cluster) conditionIs(id string, t rc.ConditionType, want bool) {
 	})
 }
 
-// Each of two revisions has one replica too many, and of all four one may go. Both owners have read that, and each stops one of its
-// own: only the first may land.
+// Each of two revisions has one replica too many, and of all four one may go: one of them stops its own, and the other one waits.
 func TestTwoRevisionsLeaveOneMinimum(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
 	c.rollout("r1", rollout.Progressing)
-	var mu sync.Mutex
-	arrived := map[string]chan struct{}{"a": make(chan struct{}), "b": make(chan struct{})}
-	first := map[string]bool{}
-	c.faultyFarm("f1", &faulty{commit: func(b *store.Batch) error {
-		if len(stops(b)) == 0 {
-			return nil
-		}
-		mu.Lock()
-		again := first[b.RCID]
-		first[b.RCID] = true
-		mu.Unlock()
-		if !again {
-			close(arrived[b.RCID])
-			<-arrived["a"]
-			<-arrived["b"]
-		}
-		return nil
-	}}, nil)
-	c.apply("a", testManifest("web", 0), inCharge(revision(1, 2, 3, 5, "b")))
-	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 2, 3, 5, "a")))
-	c.converged("a", 2)
-	c.converged("b", 2)
+	c.farm("f1")
+	c.apply(webR1, testManifest("web", 0), inCharge(revision(1, 2, 3, 5, webR2)))
+	c.apply(webR2, testManifest("web2", 0), inCharge(revision(2, 2, 3, 5, webR1)))
+	c.converged(webR1, 2)
+	c.converged(webR2, 2)
 	var both sync.WaitGroup
-	for id, name := range map[string]string{"a": "web", "b": "web2"} {
-		other := map[string]string{"a": "b", "b": "a"}[id]
+	for id, name := range map[string]string{webR1: "web", webR2: "web2"} {
+		other := map[string]string{webR1: webR2, webR2: webR1}[id]
 		both.Go(func() { c.apply(id, testManifest(name, 0), inCharge(revision(1, 1, 3, 5, other))) })
 	}
 	both.Wait()
 	waits := ""
 	consultest.Eventually(t, soon, func() error {
-		for _, id := range []string{"a", "b"} {
+		for _, id := range []string{webR1, webR2} {
 			st, err := c.store.Statuses.Get(t.Context(), store.Default, id)
 			if err != nil {
 				return err
@@ -100,12 +85,12 @@ func TestTwoRevisionsLeaveOneMinimum(t *testing.T) {
 		}
 		return nil
 	})
-	c.converged(map[string]string{"a": "b", "b": "a"}[waits], 1)
-	if n := len(c.running("a")) + len(c.running("b")); n != 3 {
+	c.converged(map[string]string{webR1: webR2, webR2: webR1}[waits], 1)
+	if n := len(c.running(webR1)) + len(c.running(webR2)); n != 3 {
 		t.Errorf("%d run, want the minimum of three", n)
 	}
 	// A third replica elsewhere lets the other one go, and nobody but the bell says so.
-	there, name := map[string]string{"a": "b", "b": "a"}[waits], map[string]string{"a": "web2", "b": "web"}[waits]
+	there, name := map[string]string{webR1: webR2, webR2: webR1}[waits], map[string]string{webR1: "web2", webR2: "web"}[waits]
 	c.apply(there, testManifest(name, 0), inCharge(revision(1, 2, 3, 5, waits)))
 	c.converged(waits, 1)
 	c.converged(there, 2)
@@ -118,39 +103,20 @@ func TestRevisionsShareOneBound(t *testing.T) {
 	c := newCluster(t)
 	c.node("n1", nil, nil)
 	c.rollout("r1", rollout.Progressing)
-	var mu sync.Mutex
-	var unchecked []string
-	c.faultyFarm("f1", &faulty{commit: func(b *store.Batch) error {
-		mu.Lock()
-		defer mu.Unlock()
-		for _, w := range b.Pods {
-			if w.Index == 0 && b.RCID == "b" && (b.Companions["a"].Stops == 0 || !b.NotifyCompanions) {
-				unchecked = append(unchecked, w.Identity.String())
-			}
-		}
-		return nil
-	}}, nil)
-	c.apply("a", testManifest("web", 0), inCharge(revision(1, 3, 0, 4)))
-	c.converged("a", 3)
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Stops.Key("a"))}); err != nil {
-		t.Fatal(err) // whoever needs it makes it
-	}
-	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 3, 2, 4, "a")))
-	c.conditionIs("b", rc.WaitsForService, true)
-	c.run("b", 1)
-	c.apply("a", testManifest("web", 0), inCharge(revision(1, 2, 2, 4, "b")))
-	c.converged("a", 2)
-	c.run("b", 2)
-	mu.Lock()
-	if len(unchecked) > 0 {
-		t.Errorf("placed without a look at the other revision: %v", unchecked)
-	}
-	mu.Unlock()
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RCs.Key("a"))}); err != nil {
+	c.farm("f1")
+	c.apply(webR1, testManifest("web", 0), inCharge(revision(1, 3, 0, 4)))
+	c.converged(webR1, 3)
+	c.apply(webR2, testManifest("web2", 0), inCharge(revision(2, 3, 2, 4, webR1)))
+	c.conditionIs(webR2, rc.WaitsForService, true)
+	c.run(webR2, 1)
+	c.apply(webR1, testManifest("web", 0), inCharge(revision(1, 2, 2, 4, webR2)))
+	c.converged(webR1, 2)
+	c.run(webR2, 2)
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RCs.Key(webR1))}); err != nil {
 		t.Fatal(err)
 	}
-	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 4, 2, 4, "a")))
-	c.converged("b", 4)
+	c.apply(webR2, testManifest("web2", 0), inCharge(revision(2, 4, 2, 4, webR1)))
+	c.converged(webR2, 4)
 }
 
 // Once the rollout is gone, what operators ask for is what the minimum of the service follows, and the bound.
@@ -160,26 +126,26 @@ func TestAServiceWithoutItsRollout(t *testing.T) {
 	c.node("n1", nil, nil)
 	c.rollout("r1", rollout.Progressing)
 	c.farm("f1")
-	c.apply("a", testManifest("web", 0), inCharge(revision(1, 3, 3, 4, "b")))
-	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 1, 3, 4, "a")))
-	c.converged("a", 3)
-	c.converged("b", 1)
-	c.apply("a", testManifest("web", 0), inCharge(revision(1, 1, 3, 4, "b")))
-	c.conditionIs("a", rc.WaitsForService, true)
-	c.run("a", 2)
+	c.apply(webR1, testManifest("web", 0), inCharge(revision(1, 3, 3, 4, webR2)))
+	c.apply(webR2, testManifest("web2", 0), inCharge(revision(2, 1, 3, 4, webR1)))
+	c.converged(webR1, 3)
+	c.converged(webR2, 1)
+	c.apply(webR1, testManifest("web", 0), inCharge(revision(1, 1, 3, 4, webR2)))
+	c.conditionIs(webR1, rc.WaitsForService, true)
+	c.run(webR1, 2)
 	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Rollouts.Key("web"))}); err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range []string{"a", "b"} {
+	for _, id := range []string{webR1, webR2} {
 		if err := c.store.Ring(t.Context(), id); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c.converged("a", 1)
-	c.conditionIs("a", rc.WaitsForService, false)
-	c.apply("b", testManifest("web2", 0), revision(2, 5, 3, 4, "a"))
-	c.converged("b", 5)
-	if r := c.record("a"); r.Mutator != "" || r.Service.Min != 3 || len(r.Service.Companions) != 1 {
+	c.converged(webR1, 1)
+	c.conditionIs(webR1, rc.WaitsForService, false)
+	c.apply(webR2, testManifest("web2", 0), revision(2, 5, 3, 4, webR1))
+	c.converged(webR2, 5)
+	if r := c.record(webR1); r.Mutator != "" || r.Service.Min != 3 || len(r.Service.Companions) != 1 {
 		t.Errorf("%+v", r.Service)
 	}
 }
@@ -191,27 +157,27 @@ func TestTheMinimumFollowsTheCountsOfThePresent(t *testing.T) {
 	c.node("n1", nil, nil)
 	tries, early := 0, false // of the owner of a, which makes one after the other
 	c.faultyFarm("f1", &faulty{commit: func(b *store.Batch) error {
-		if b.RCID != "a" || len(stops(b)) == 0 {
+		if b.RCID != webR1 || len(stops(b)) == 0 {
 			return nil
 		}
 		if tries++; tries == 1 {
-			c.apply("b", testManifest("web2", 0), revision(2, 3, 3, 6, "a"))
-		} else if len(c.running("b")) == 0 {
+			c.apply(webR2, testManifest("web2", 0), revision(2, 3, 3, 6, webR1))
+		} else if len(c.running(webR2)) == 0 {
 			early = true
 		}
 		return nil
 	}}, nil)
-	c.apply("a", testManifest("web", 0), revision(1, 3, 3, 6, "b"))
-	c.apply("b", testManifest("web2", 0), revision(2, 0, 3, 6, "a"))
-	c.converged("a", 3)
-	c.converged("b", 0)
-	c.apply("a", testManifest("web", 0), revision(1, 0, 3, 6, "b"))
-	c.converged("b", 3)
-	c.converged("a", 0)
+	c.apply(webR1, testManifest("web", 0), revision(1, 3, 3, 6, webR2))
+	c.apply(webR2, testManifest("web2", 0), revision(2, 0, 3, 6, webR1))
+	c.converged(webR1, 3)
+	c.converged(webR2, 0)
+	c.apply(webR1, testManifest("web", 0), revision(1, 0, 3, 6, webR2))
+	c.converged(webR2, 3)
+	c.converged(webR1, 0)
 	if early || tries < 2 {
 		t.Errorf("after %d tries pods stop that the other revision's have not replaced", tries)
 	}
-	for _, id := range []string{"a", "b"} {
+	for _, id := range []string{webR1, webR2} {
 		c.conditionIs(id, rc.WaitsForService, false)
 	}
 }
@@ -225,103 +191,4 @@ func (c *cluster) run(id string, n int) {
 		}
 		return nil
 	})
-}
-
-// A look that waits for nodes reads no companions. One that finds then that a pod has to stop reads them after all, and keeps to the minimum.
-func TestCompanionsAreReadWhereTheyMatter(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
-	c.node("n1", nil, func(in pod.Intent) pod.Reality {
-		r := simnode.Obey(in)
-		if r.RCID == "a" && in.Identity.Index == 1 && r.Available {
-			r.State, r.Available = pod.StateStarting, false
-		}
-		return r
-	})
-	c.rollout("r1", rollout.Progressing)
-	without, beside := make(chan struct{}, 100), atomic.Int32{}
-	c.faultyFarm("f1", &faulty{
-		early: func(e store.Expected) {
-			if e.RCID == "a" && len(e.Companions) == 0 && len(e.Realities) > 0 {
-				select {
-				case without <- struct{}{}:
-				default: // enough are known
-				}
-			}
-		},
-		companions: func(rcID string) {
-			if rcID == "a" {
-				beside.Add(1)
-			}
-		},
-	}, nil)
-	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 2, 3, 6, "a")))
-	c.converged("b", 2)
-	c.apply("a", testManifest("web", 0), inCharge(revision(1, 2, 3, 6, "b")))
-	c.run("a", 2)
-	<-without
-	before := beside.Load()
-	c.apply("a", testManifest("web", 0), inCharge(revision(1, 0, 3, 6, "b")))
-	c.conditionIs("a", rc.WaitsForService, true)
-	c.run("a", 1)
-	for id := range c.running("a") {
-		if id.Index != 0 {
-			t.Errorf("%s runs, and not the one that counts", id)
-		}
-	}
-	if beside.Load() == before {
-		t.Error("a stop was decided without companions")
-	}
-	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 3, 3, 6, "a")))
-	c.run("a", 0)
-}
-
-// A look reads at once where companions' pods are by now, as far as its farm knows, and what is taken where its pods stop.
-func TestALookReadsAtOnceWhatItNeeds(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
-	c.node("n1", nil, nil)
-	c.rollout("r1", rollout.Progressing)
-	var mu sync.Mutex
-	var beside, stopping store.Expected // the last looks of a with companions, and with a stop under way
-	later := 0                          // readings of nothing but what is taken
-	c.faultyFarm("f1", &faulty{
-		early: func(e store.Expected) {
-			mu.Lock()
-			defer mu.Unlock()
-			switch {
-			case e.RCID == "a" && len(e.Companions) > 0:
-				beside = e
-			case e.RCID == "a" && len(e.NodesFreed) > 0:
-				stopping = e
-			}
-		},
-		wanted: func(w store.Wanted) {
-			mu.Lock()
-			defer mu.Unlock()
-			if len(w.Reservations) > 0 && len(w.Realities)+len(w.Intents) == 0 {
-				later++
-			}
-		},
-	}, nil)
-	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 1, 0, 9, "a")))
-	c.apply("a", testManifest("web", 0), inCharge(revision(1, 2, 0, 9, "b")))
-	c.converged("a", 2)
-	c.apply("b", testManifest("web2", 0), inCharge(revision(2, 3, 0, 9, "a")))
-	c.converged("b", 3)
-	mu.Lock()
-	later = 0
-	mu.Unlock()
-	c.apply("a", testManifest("web", 0), inCharge(revision(1, 1, 0, 9, "b")))
-	c.converged("a", 1)
-	mu.Lock()
-	defer mu.Unlock()
-	for id := range c.running("b") {
-		if !slices.Contains(beside.Realities, store.At{Node: "n1", Identity: id}) {
-			t.Errorf("%s was not read at once with %v", id, beside.Realities)
-		}
-	}
-	if !slices.Equal(stopping.NodesFreed, []string{"n1"}) || later > 0 {
-		t.Errorf("what is taken where a pod stops was read at once on %v, and %d times later", stopping.NodesFreed, later)
-	}
 }

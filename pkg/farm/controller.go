@@ -29,19 +29,15 @@ type ReplicationController struct {
 	ID     string
 	kit    *kit
 	log    obs.Logger
+	unit   *unit  // nil: one that New returned
 	memory memory // of whoever works on it
 	shared shared
 	watch  func(context.Context) error // of one that New returned: its farm
 }
 
-// newController begins a tenure: the first read under its lock is consistent.
-func (f *core) newController(id string, fence store.Fence) *ReplicationController {
-	return &ReplicationController{ID: id, kit: f.kit, log: f.log.WithField(obs.RCID, id), memory: memory{fence: fence, consistent: true}}
-}
-
 // look makes one pass over the controller. It returns when to look again even if nothing rings.
-func (c *ReplicationController) look(ctx context.Context) (again time.Duration, err error) {
-	ps := c.newPass()
+func (c *ReplicationController) look(ctx context.Context, v *view) (again time.Duration, err error) {
+	ps := c.newPass(v)
 	err = contain.Do(func() (err error) {
 		again, err = ps.run(ctx)
 		return err
@@ -63,14 +59,18 @@ func (c *ReplicationController) suffers(ctx context.Context, ps *pass, panicked 
 		c.log.WithError(panicked).WithField(obs.Stack, panicked.Stack).Error("a look at a controller panicked")
 	}
 	err := contain.Do(func() error {
-		if err := ps.bump(ctx); err != nil {
+		if err := c.unit.bump(ctx); err != nil {
 			return err
 		}
-		head, err := c.kit.reads.ReadHead(ctx, c.ID, true)
+		now, err := c.kit.reads.ReadUnit(ctx, c.unit.id, "", true)
 		if err != nil {
 			return err
 		}
-		return ps.writer.sayUnreadable(ctx, head, fmt.Errorf("it cannot be worked on: %w", panicked))
+		h := now.Heads[c.ID]
+		if h == nil {
+			return store.ErrNotFound
+		}
+		return ps.writer.sayUnreadable(ctx, *h, fmt.Errorf("it cannot be worked on: %w", panicked))
 	})
 	if err != nil && ctx.Err() == nil {
 		ps.mem.unsure = true
@@ -78,9 +78,9 @@ func (c *ReplicationController) suffers(ctx context.Context, ps *pass, panicked 
 	}
 }
 
-func (c *ReplicationController) newPass() *pass {
-	r := &reading{kit: c.kit, id: c.ID, log: c.log, mem: c.memory, shared: &c.shared}
-	room := &finder{reading: r, reserved: map[string]store.Rec[node.Reservation]{}}
+func (c *ReplicationController) newPass(v *view) *pass {
+	r := &reading{kit: c.kit, id: c.ID, log: c.log, mem: c.memory, unit: c.unit, shared: &c.shared, view: v, head: *v.Heads[c.ID]}
+	room := &finder{reading: r, version: v.version, mark: v.mark, reserved: map[string]store.Rec[node.Reservation]{}}
 	books := &booking{reading: r, room: room}
 	return &pass{
 		reading: r, room: room, books: books,
@@ -88,15 +88,7 @@ func (c *ReplicationController) newPass() *pass {
 	}
 }
 
-// gather returns how long a look should wait for more reports of nodes, where these are all that is waited for.
-func (c *ReplicationController) gather(busy int64) time.Duration {
-	if !c.memory.expects.nodes {
-		return 0
-	}
-	return c.shared.looks.Gather(busy)
-}
-
-// New returns the owner of one controller, cfg.RCID, for programs that look after it by themselves. It is a farm with that controller alone:
+// New returns the owner of one controller, cfg.RCID, with its unit, for programs that look after it by themselves. It is a farm with that unit alone:
 // it has the same watches and fences, writes in no other way, and is a member that all farms leave the controller to. Its ID must be
 // none of theirs. Like a Farm it serves one session, which cfg.Store is under.
 func New(cfg Config) (*ReplicationController, error) {
@@ -139,7 +131,7 @@ func CurrentPods(ctx context.Context, rcID string, m labels.LabelMatcher) ([]pod
 
 // shared is what a farm knows of a controller that it owns, and asks of it, while a pass over it may be under way.
 type shared struct {
-	looks looks.Looks
+	looks *looks.Looks // of its unit
 
 	mu sync.Mutex
 	is known
@@ -152,7 +144,6 @@ type known struct {
 	nodes      map[string]bool // where it has pods; nil while it is looked at
 	wantsNodes bool            // more nodes would help it
 	follows    kube.Selector   // it has a pod on each node that this selects; nil: it has not
-	leaving    bool            // give it to the farm that prefers it
 }
 
 // concernedBy reports whether nodes that have changed, to what some views show, may matter to the controller.
@@ -187,7 +178,6 @@ func (s *shared) begin() {
 	s.mu.Lock()
 	s.is.nodes = nil
 	s.mu.Unlock()
-	s.looks.Begin()
 }
 
 // ended takes in what a pass has found. A resync is done when it found nothing to do, and nothing kept it from doing it.
@@ -198,32 +188,6 @@ func (s *shared) ended(nodes map[string]bool, wantsNodes bool, follows kube.Sele
 	if checked {
 		s.is.lastResync, s.is.resync = time.Now(), false
 	}
-}
-
-// idle reports whether a look now would find nothing, and then when one is due, zero for never: rung are the bells of the controller and of
-// its companions, as heard last. A bell that is gone must be made, or the record went with it.
-func (s *shared) idle(own string, rung map[string]uint64) (idle bool, left time.Duration) {
-	if rung[own] == 0 {
-		return false, 0
-	}
-	return s.looks.Idle(rung)
-}
-
-// rebalance asks for the controller to be given to the farm that prefers it, if that is not this one.
-func (s *shared) rebalance() {
-	s.mu.Lock()
-	s.is.leaving = true
-	s.mu.Unlock()
-	s.looks.Ask()
-}
-
-// takeLeaving reports, once, whether the controller is to be given away.
-func (s *shared) takeLeaving() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	leaving := s.is.leaving
-	s.is.leaving = false
-	return leaving
 }
 
 // askResync asks for a resync in the next pass.

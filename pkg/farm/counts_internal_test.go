@@ -1,15 +1,12 @@
 package farm
 
 import (
-	"fmt"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
-	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -109,61 +106,29 @@ func TestPodsThatStopAreForgottenTogether(t *testing.T) {
 	})
 }
 
-// The next look reads what is taken where pods stop that have been asked to, by this plan or an earlier one, and not where they are forgotten.
-func TestRoomIsExpectedWherePodsStop(t *testing.T) {
-	t.Parallel()
-	id := func(i int) pod.Identity { return pod.Identity{RCID: "web", Role: "main", Index: i} }
-	placed := func(i int, state pod.RunState) *pod.Placement {
-		return &pod.Placement{Identity: id(i), Node: fmt.Sprint("n", i), RunState: state}
-	}
-	var pods []reconcile.Pod
-	for i, state := range []pod.RunState{pod.Running, pod.Running, pod.Stopped, pod.Stopped} {
-		pods = append(pods, reconcile.Pod{Placement: *placed(i, state)})
-	}
-	asks := []reconcile.Change{{Identity: id(1), Placement: placed(1, pod.Stopped)}, {Identity: id(4), Placement: placed(4, pod.Running)}}
-	forgets := []reconcile.Change{{Identity: id(3)}}
-	for name, c := range map[string]struct {
-		changes []reconcile.Change
-		landed  bool
-		want    []string
-	}{
-		"one is asked besides":       {asks, true, []string{"n1", "n2", "n3"}},
-		"one is forgotten":           {forgets, true, []string{"n2"}},
-		"one will be forgotten soon": {forgets, false, []string{"n2", "n3"}},
-		"nothing changes":            {nil, true, []string{"n2", "n3"}},
-	} {
-		if got := freeing(pods, c.changes, c.landed); !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", name, got, c.want)
-		}
-	}
-	if got := freeing(nil, []reconcile.Change{{Placement: placed(1, pod.Stopped)}, {Placement: placed(1, pod.Stopped)}}, true); len(got) != 1 {
-		t.Errorf("two pods on one node: %v", got)
-	}
-}
-
 // A look that a bell asks for waits a little for further reports, longer where more is under way, and not twice.
 func TestALookWaitsForReportsThatComeTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		waits := func(what string, c *ReplicationController, busy int64, want time.Duration) {
+		waits := func(what string, c *unit, busy int64, want time.Duration) {
 			t.Helper()
 			if got := c.gather(busy); got != want {
 				t.Errorf("%s: %s, want %s", what, got, want)
 			}
 		}
-		c := &ReplicationController{memory: memory{expects: expects{nodes: true}}}
+		c := &unit{waits: true}
 		waits("alone", c, 0, looks.GatherLeast)
 		<-time.After(looks.GatherLeast / 5)
 		waits("another bell, and more is under way", c, 100, looks.GatherLeast-looks.GatherLeast/5)
 		<-time.After(looks.GatherLeast - looks.GatherLeast/5)
 		waits("later", c, 0, 0)
-		c.shared.looks.Begin()
+		c.looks.Begin()
 		waits("many are under way", c, 1000, looks.GatherMost)
-		c.shared.looks.Ask()
+		c.looks.Ask()
 		waits("somebody asked", c, 1000, 0)
-		c.shared.looks.Begin()
-		c.shared.looks.Again(time.Millisecond)
+		c.looks.Begin()
+		c.looks.Again(time.Millisecond)
 		<-time.After(time.Millisecond)
 		waits("it is due", c, 1000, 0)
-		waits("nodes are not waited for", &ReplicationController{}, 1000, 0)
+		waits("nodes are not waited for", &unit{}, 1000, 0)
 	})
 }

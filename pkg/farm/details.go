@@ -49,7 +49,7 @@ func (ps *reader) readDetails(ctx context.Context) error {
 	if ps.room.nodes != nil {
 		w.Reservations = append(w.Reservations, without(ps.room.nodes.guessed, w.Reservations)...)
 	}
-	d, err := ps.detailsOf(ctx, w)
+	d, err := ps.view.detailsOf(ctx, ps.kit.reads, ps.id, w)
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (ps *reader) readAhead(ctx context.Context, s *reconcile.Snapshot, read []s
 	if len(w.Intents)+len(w.Others) == 0 {
 		return store.Details{}, nil
 	}
-	d, err := ps.kit.reads.ReadDetails(ctx, w, ps.mem.consistent)
+	d, err := ps.kit.reads.ReadDetails(ctx, w, ps.consistent)
 	if err != nil {
 		return d, err
 	}

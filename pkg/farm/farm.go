@@ -101,25 +101,25 @@ type Session interface {
 	OnSpoiled(f func(kind string, parts int))
 }
 
-// ReplicationControllerLocker is how the farm becomes and stops being the owner of controllers.
+// ReplicationControllerLocker is how the farm becomes and stops being the owner of units.
 type ReplicationControllerLocker interface {
 	Join(ctx context.Context, m store.Member) error
-	Claim(ctx context.Context, rcID string) (store.Claimed, error)
-	ClaimAll(ctx context.Context, rcIDs []string) (map[string]store.Fence, error)
+	Claim(ctx context.Context, unit string) (store.Claimed, error)
+	ClaimAll(ctx context.Context, units []string) (map[string]store.Fence, error)
 	LockReads
 }
 
-// LockReads is how the farm finds controllers without an owner.
+// LockReads is how the farm finds units without an owner.
 type LockReads interface {
 	SweepBells(ctx context.Context) (rcIDs, asked []string, err error)
 	Locks(ctx context.Context) (store.LockState, error) // those that other farms hold
-	IsLocked(ctx context.Context, rcID string) (bool, error)
+	IsLocked(ctx context.Context, unit string) (bool, error)
+	UnitRC(ctx context.Context, unit string) (store.Rec[rc.RC], error)
 	RCExists(ctx context.Context, rcID string) (bool, error)
 	ListPlacedRCIDs(ctx context.Context) ([]string, error)
 	ListReservedNodes(ctx context.Context) ([]string, error)
 	Unreserved(ctx context.Context, nodes []string) ([]store.At, error)
 	Ask(ctx context.Context, r store.Request, a store.Audit) error
-	RC(ctx context.Context, rcID string, consistent bool) (store.Rec[rc.RC], error)
 }
 
 // ClusterReads are what Consul itself knows of nodes, what mends their reservations, and what the store knows of the end of a hold.
@@ -153,13 +153,12 @@ type Farm struct {
 	speaker    *speaker
 	electorate electorate
 
-	fatal       chan error // capacity 1: why the farm must start over
-	sweepNow    wait.Signal
-	joined      chan struct{} // closed once no other farm can have the name
-	moved       wait.Signal   // the members have changed
-	witness     wait.Signal   // a node says that the store went back in time
-	busy        atomic.Int64  // passes under way
-	resyncsLeft atomic.Int64  // resyncs of controllers that are claimed before the next sweep
+	fatal    chan error // capacity 1: why the farm must start over
+	sweepNow wait.Signal
+	joined   chan struct{} // closed once no other farm can have the name
+	moved    wait.Signal   // the members have changed
+	witness  wait.Signal   // a node says that the store went back in time
+	busy     atomic.Int64  // passes under way
 }
 
 // The pace of repeated tries of one controller.
@@ -179,10 +178,9 @@ func NewFarm(cfg Config) *Farm {
 		core: c, speaker: newSpeaker(c), fatal: make(chan error, 1), joined: make(chan struct{}),
 		sweepNow: wait.NewSignal(), moved: wait.NewSignal(), witness: wait.NewSignal(),
 	}
-	f.resyncsLeft.Store(resyncsAtOnce)
 	f.cfg.Metrics.reset()
 	f.cache = newCache(&f.cfg, f.log, f.route)
-	f.kit = newKit(&f.cfg, f.cache, f, &scheduler.ByLabel{Between: f.cache.between})
+	f.kit = newKit(&f.cfg, f.log, f.cache, f, &scheduler.ByLabel{Between: f.cache.between})
 	return f
 }
 
@@ -248,49 +246,48 @@ func (c *Config) member() store.Member {
 // selectsNone is the selector of a member with one controller: farms that know nothing of such members leave it out.
 const selectsNone = "rcfarm-one,!rcfarm-one"
 
-// handle looks at one controller: claims it when it should, makes one pass over it, and decides when to look again.
+// handle looks at one unit: claims it when it should, works on it, and decides when to look again.
 func (f *Farm) handle(ctx context.Context, id string) {
 	if ctx.Err() != nil {
 		return
 	}
 	log := f.log.WithField(obs.RCID, id)
-	var c *ReplicationController
+	var u *unit
 	var again time.Duration
 	err := contain.Do(func() (err error) {
-		c, again, err = f.controller(ctx, id)
+		u, again, err = f.unit(ctx, id)
 		return err
 	})
 	if panicked := contain.Is(err); panicked != nil { // a claim reads, too: whatever it has got is claimed again, which moves the fence
-		c = nil
+		u = nil
 		f.cfg.Metrics.panics.Inc()
 		log.WithField(obs.Stack, panicked.Stack).Error("a claim of a controller panicked")
 	}
-	if err == nil && c != nil && c.memory.takenOver() && f.queue.Len() > 0 {
+	if err == nil && u != nil && u.takenOver() && f.queue.Len() > 0 {
 		// Whatever waits may lack an owner too: all are claimed before the first is worked on.
 		f.queue.Add(id)
 		return
 	}
-	if err == nil && c != nil {
-		if idle, left := c.shared.idle(id, f.cache.rung(append(f.kit.companionIndex.companions(id), id))); idle {
+	if err == nil && u != nil {
+		if idle, left := u.idle(f.cache.rung(id)); idle {
 			if left > 0 {
 				f.queue.AddAfter(id, left)
 			}
 			return
 		}
-		if left := c.gather(f.busy.Load()); left > 0 {
+		if left := u.gather(f.busy.Load()); left > 0 {
 			f.queue.AddAfter(id, left)
 			return
 		}
-		again, err = f.passes(ctx, c)
+		again, err = f.looks(ctx, u)
 	}
 	switch {
 	case err == nil:
 		f.queue.Forget(id)
-		f.cfg.Metrics.unreadable("rc/"+id, 0)
 		if again > 0 {
 			again += f.backlog()
-			if c != nil {
-				c.shared.looks.Again(again)
+			if u != nil {
+				u.looks.Again(again)
 			}
 			f.queue.AddAfter(id, again)
 		}
@@ -307,12 +304,8 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		f.queue.Forget(id)
 		return
 	case errors.Is(err, errRecordGone):
-		unread := f.kit.stops.isUnread(id)
 		f.drop(id)
 		f.queue.Forget(id)
-		if unread {
-			f.queue.Add(id) // somebody may ask for what a controller without a record left behind: claiming it alone finds out
-		}
 		return
 	case errors.Is(err, store.ErrLost):
 		// The controller's lock is somebody else's, or the session is dead, which the session's keeper finds out.
@@ -320,8 +313,7 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		log.WithError(err).Warn("lost a controller")
 	case store.Denied(err):
 		log.WithError(err).Warn("the token may not write what a controller needs")
-	case contain.Is(err) != nil, store.IsCorrupt(err):
-		f.cfg.Metrics.unreadable("rc/"+id, 1)
+	case contain.Is(err) != nil:
 		log.WithError(err).Error("controller cannot be worked on")
 	case errors.Is(err, store.ErrRefused), errors.Is(err, store.ErrUnknown):
 		log.WithError(err).Debug("pass did not land")
@@ -331,17 +323,17 @@ func (f *Farm) handle(ctx context.Context, id string) {
 	f.queue.AddRateLimited(id)
 }
 
-// passTries is how often a controller is looked at in a row while its writes are refused.
-const passTries = 4
+// lookTries is how often a unit is looked at in a row while writes are refused.
+const lookTries = 4
 
-// passes makes a pass, and another one at once where others wrote what it depends on: at the end of a long queue it would
+// looks makes a look, and another one at once where others wrote what it depends on: at the end of a long queue it would
 // wait for all of the others.
-func (f *Farm) passes(ctx context.Context, c *ReplicationController) (again time.Duration, err error) {
+func (f *Farm) looks(ctx context.Context, u *unit) (again time.Duration, err error) {
 	f.busy.Add(1)
 	defer f.busy.Add(-1)
-	for range passTries {
+	for range lookTries {
 		started := time.Now()
-		again, err = c.look(ctx)
+		again, err = u.look(ctx)
 		f.cfg.Metrics.passed(time.Since(started), err)
 		if ctx.Err() != nil || !errors.Is(err, store.ErrRefused) || errors.Is(err, store.ErrLost) {
 			break

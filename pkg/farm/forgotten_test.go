@@ -27,21 +27,19 @@ import (
 // faulty is a session with hooks; each may be nil.
 type faulty struct {
 	farm.Session
-	readHead   func(rcID string) error
-	commit     func(*store.Batch) error
-	join       func() error
-	bump       func() error
-	finish     func() error
-	claim      func(rcID string)
-	orphans    func(complete bool, err error) (bool, error) // what reading a node's orphans came to
-	agents     atomic.Pointer[map[string]bool]              // those that have failed; nil: as Consul says
-	answers    *answers                                     // instead of agents
-	reads      func(consistent bool)                        // of realities
-	early      func(e store.Expected)
-	wanted     func(w store.Wanted)
-	companions func(rcID string) // its companions are read for themselves
-	hidden     atomic.Bool       // transactions do not show placements, as where rules of their own hide them
-	looks      atomic.Int32      // at heads while they are hidden
+	readHead func(rcID string) error
+	commit   func(*store.Batch) error
+	join     func() error
+	bump     func() error
+	finish   func() error
+	claim    func(rcID string)
+	orphans  func(complete bool, err error) (bool, error) // what reading a node's orphans came to
+	agents   atomic.Pointer[map[string]bool]              // those that have failed; nil: as Consul says
+	answers  *answers                                     // instead of agents
+	reads    func(consistent bool)                        // of realities
+	wanted   func(w store.Wanted)
+	hidden   atomic.Bool  // transactions do not show placements, as where rules of their own hide them
+	looks    atomic.Int32 // at units while they are hidden
 }
 
 func (f *faulty) ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error) {
@@ -54,13 +52,6 @@ func (f *faulty) ReadDetails(ctx context.Context, w store.Wanted, consistent boo
 	return f.Session.ReadDetails(ctx, w, consistent)
 }
 
-func (f *faulty) ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (store.Marks, []store.Companion, error) {
-	if f.companions != nil {
-		f.companions(rcID)
-	}
-	return f.Session.ReadCompanions(ctx, rcID, ids, consistent)
-}
-
 func (f *faulty) Bump(ctx context.Context, fence store.Fence) (store.Fence, error) {
 	if f.bump != nil {
 		if err := f.bump(); err != nil {
@@ -70,13 +61,13 @@ func (f *faulty) Bump(ctx context.Context, fence store.Fence) (store.Fence, erro
 	return f.Session.Bump(ctx, fence)
 }
 
-func (f *faulty) Finish(ctx context.Context, fence store.Fence, rec store.Rec[rc.RC], schemaIndex uint64, a store.Audit) error {
+func (f *faulty) Finish(ctx context.Context, fence store.Fence, rec store.Rec[rc.RC], last, schemaIndex uint64, a store.Audit) error {
 	if f.finish != nil {
 		if err := f.finish(); err != nil {
 			return err
 		}
 	}
-	return f.Session.Finish(ctx, fence, rec, schemaIndex, a)
+	return f.Session.Finish(ctx, fence, rec, last, schemaIndex, a)
 }
 
 func (f *faulty) Claim(ctx context.Context, rcID string) (store.Claimed, error) {
@@ -121,29 +112,20 @@ func (f *faulty) Join(ctx context.Context, m store.Member) error {
 	return f.Session.Join(ctx, m)
 }
 
-func (f *faulty) ReadHead(ctx context.Context, rcID string, consistent bool) (store.Head, error) {
+func (f *faulty) ReadUnit(ctx context.Context, unit, service string, consistent bool) (store.Unit, error) {
 	if f.readHead != nil {
-		if err := f.readHead(rcID); err != nil {
-			return store.Head{}, err
+		if err := f.readHead(unit); err != nil {
+			return store.Unit{}, err
 		}
 	}
-	head, err := f.Session.ReadHead(ctx, rcID, consistent)
+	now, err := f.Session.ReadUnit(ctx, unit, service, consistent)
 	if f.hidden.Load() {
-		head.Placements = nil
+		for _, h := range now.Heads {
+			h.Placements = nil
+		}
 		f.looks.Add(1)
 	}
-	return head, err
-}
-
-// ReadEarly leaves to single reads what hooks are about.
-func (f *faulty) ReadEarly(ctx context.Context, e store.Expected) *store.Early {
-	if f.early != nil {
-		f.early(e)
-	}
-	if f.readHead != nil || f.reads != nil || f.hidden.Load() {
-		return nil
-	}
-	return f.Session.ReadEarly(ctx, e)
+	return now, err
 }
 
 func (f *faulty) Commit(ctx context.Context, b *store.Batch) error {

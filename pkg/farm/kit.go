@@ -2,6 +2,7 @@ package farm
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -10,6 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm/push"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scale"
@@ -23,18 +25,14 @@ type ReplicationControllerStore interface {
 	Lists
 	Writes
 	Ownership
-	// ReadEarly reads all that a pass expects to need in one round trip.
-	ReadEarly(ctx context.Context, e store.Expected) *store.Early
 	TripBreaker(ctx context.Context, index uint64, b store.Breaker, a store.Audit) error
 }
 
-// Reads are what a pass reads: the head, and then everything else together.
+// Reads are what a look reads: the unit, and then everything else together.
 type Reads interface {
-	ReadHead(ctx context.Context, rcID string, consistent bool) (store.Head, error)
-	DropsOf(ctx context.Context, rcIDs []string) (store.DropsBy, error)
+	ReadUnit(ctx context.Context, unit, service string, consistent bool) (store.Unit, error)
+	DropsOf(ctx context.Context, unit string) (store.Drops, error)
 	ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error)
-	// ReadCompanions is how a pass learns what other revisions of a service have (ADR 16).
-	ReadCompanions(ctx context.Context, rcID string, ids []string, consistent bool) (store.Marks, []store.Companion, error)
 	// RolloutInCharge is how an owner learns of the rollout in charge of its controller (ADR 16).
 	RolloutInCharge(ctx context.Context, service string, consistent bool) (store.InCharge, error)
 }
@@ -53,24 +51,24 @@ type Writes interface {
 	HeadLoad(b *store.Batch, reports bool) store.Load
 	LoadOf(rcID string, p *store.Part) store.PartLoad
 	Ring(ctx context.Context, rcID string) error
-	MakeMarks(ctx context.Context, drops, stops []string) error
+	MakeDrops(ctx context.Context, unit string) error
 }
 
-// Ownership is what an owner does with its controller as a whole: it moves the fence, gives the lock up, removes what a deleted
-// controller leaves, and takes the controller away from a rollout that is not in charge any more.
+// Ownership is what an owner does with its unit as a whole: it moves the fence, gives the lock up, removes what a deleted
+// controller leaves, and takes a controller away from a rollout that is not in charge any more.
 type Ownership interface {
 	Bump(ctx context.Context, f store.Fence) (store.Fence, error)
-	Release(ctx context.Context, rcID string, f store.Fence) error
-	Abandon(ctx context.Context, rcID string, f store.Fence) error
+	Release(ctx context.Context, unit string, f store.Fence) error
+	Abandon(ctx context.Context, f store.Fence, gone []string, free bool) error
 	ReleaseMutator(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], service string, was store.InCharge, schemaIndex uint64, a store.Audit) error
-	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], schemaIndex uint64, a store.Audit) error
+	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], last, schemaIndex uint64, a store.Audit) error
 }
 
-// fleet is what a pass needs of the farms and their other controllers.
+// fleet is what a look needs of the farms and their other units.
 type fleet interface {
-	// preferred returns the farm that should own a controller, "" for none, and whether this farm may own it at all.
-	preferred(ctx context.Context, rcID string) (owner string, mine bool, err error)
-	// claimsMore reports whether this farm is still to claim a controller that it should own.
+	// preferred returns the farm that should own a unit, "" for none, and whether this farm may own it at all.
+	preferred(ctx context.Context, unit string) (owner string, mine bool, err error)
+	// claimsMore reports whether this farm is still to claim a unit that it should own.
 	claimsMore(ctx context.Context) (bool, error)
 	// roomFreed is told that a controller's batches gave room back.
 	roomFreed(rcID string)
@@ -79,6 +77,7 @@ type fleet interface {
 // kit is what all passes of a farm work with. Nothing in it knows the farm: each part is a small type with its own lock, or an interface.
 type kit struct {
 	farm     string // id
+	log      obs.Logger
 	selector labels.Selector
 	onStatus func(service string, index uint64) // may be nil
 	tell     func(push.Target, scale.Request)   // nil: no node is told
@@ -88,43 +87,48 @@ type kit struct {
 	lists  Lists
 	writes Writes
 	lock   Ownership
-	early  interface {
-		ReadEarly(ctx context.Context, e store.Expected) *store.Early
-	}
-	trip interface {
+	trip   interface {
 		TripBreaker(ctx context.Context, index uint64, b store.Breaker, a store.Audit) error
 	}
 
-	cache          *cache
-	fleet          fleet
-	nodeSync       *nodeSync
-	stops          *stopCounter
-	companionIndex *companionIndex
-	manifests      *manifestCache
-	ledger         *scheduler.Ledger
-	scarcity       *scarcity
-	usage          *usageView
-	mismatched     *nodeSet // their reservations say something else than what is known of them
-	fresh          *nodeSet // this farm has written their first reservation, as far as it knows
+	cache      *cache
+	fleet      fleet
+	nodeSync   *nodeSync
+	stops      *stopCounter
+	manifests  *manifestCache
+	ledger     *scheduler.Ledger
+	scarcity   *scarcity
+	usage      *usageView
+	mismatched *nodeSet // their reservations say something else than what is known of them
+	fresh      *nodeSet // this farm has written their first reservation, as far as it knows
 
 	byLabel *scheduler.ByLabel
 	outside *outside // a scheduler that is asked in place of byLabel; nil: none
 	books   *books   // nil: the scheduler keeps none
+
+	resyncsLeft atomic.Int64 // resyncs of controllers that are claimed before the next sweep
 
 	teller  alert.Teller
 	metrics *Metrics
 }
 
 // newKit makes the kit of a farm, in whose place it has what tells of the cluster and of the other controllers.
-func newKit(cfg *Config, cache *cache, fleet fleet, byLabel *scheduler.ByLabel) *kit {
+func newKit(cfg *Config, log obs.Logger, cache *cache, fleet fleet, byLabel *scheduler.ByLabel) *kit {
 	k := &kit{
-		farm: cfg.ID, selector: cfg.RCSelector, onStatus: cfg.OnStatus, tell: cfg.Tell,
+		farm: cfg.ID, log: log, selector: cfg.RCSelector, onStatus: cfg.OnStatus, tell: cfg.Tell,
 		slack: field.ClockError + endGrace,
-		reads: cfg.Store, early: cfg.Store, lists: cfg.Store, writes: cfg.Store, lock: cfg.Store, trip: cfg.Store,
-		cache: cache, fleet: fleet, nodeSync: &nodeSync{}, stops: newStopCounter(), companionIndex: &companionIndex{}, manifests: newManifestCache(),
+		reads: cfg.Store, lists: cfg.Store, writes: cfg.Store, lock: cfg.Store, trip: cfg.Store,
+		cache: cache, fleet: fleet, nodeSync: &nodeSync{}, stops: newStopCounter(), manifests: newManifestCache(),
 		ledger: &scheduler.Ledger{}, scarcity: &scarcity{}, usage: &usageView{}, mismatched: &nodeSet{}, fresh: &nodeSet{}, byLabel: byLabel,
 		teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, metrics: cfg.Metrics,
 	}
+	k.resyncsLeft.Store(resyncsAtOnce)
 	k.outside, k.books = outsideOf(cfg)
 	return k
+}
+
+// forget is for a controller that is gone, or not this farm's any more.
+func (k *kit) forget(rcID string) {
+	k.metrics.forget(rcID)
+	k.stops.forget(rcID)
 }

@@ -66,7 +66,7 @@ func newJudged(t *testing.T, nodes int) *judged {
 	}))
 	for i := range nodes {
 		n := &simnode.Node{
-			Record: node.Node{Name: fmt.Sprintf("n%d", i), Capacity: node.Capacity{Slots: 40}, Address: "127.0.0.1", CountsDrops: true},
+			Record: node.Node{Name: fmt.Sprintf("n%d", i), Capacity: node.Capacity{Slots: 40}, Address: "127.0.0.1"},
 			TTL:    patient, React: j.react(fmt.Sprintf("n%d", i)),
 		}
 		n.Client, n.Store = j.connect()

@@ -12,14 +12,12 @@ import (
 
 // memory is what a controller's owner knows of it from one pass to the next, and a pass takes and returns.
 type memory struct {
-	fence      store.Fence
-	consistent bool // the next read must be: it is the first of this tenure
-	unsure     bool // a write may linger: the fence must be bumped before anything is read
-	relied     bool // the last pass needed the minimum
+	*tenure    // of its unit
 	last       evidence
-	panicked   string         // what the last look that panicked died of; it is told once
-	recordless bool           // there is no record: what it left behind is stopped, as somebody asked for
-	claimed    *store.Claimed // what came with the lock, until the first read uses it
+	panicked   string // what the last look that panicked died of; it is told once
+	recordless bool   // there is no record: what it left behind is stopped, as somebody asked for
+	waits      bool   // the last pass asked nodes for something, and for nothing else
+	awaits     bool   // the last pass waited for other revisions of the service
 
 	confirmed map[store.At]int64 // revisions at which nodes confirmed stops, after which the placements went
 
@@ -29,18 +27,7 @@ type memory struct {
 
 	notified map[string]bool // what was told and is not stored yet, by alert.Tell.ID
 
-	expects  expects
 	reported time.Time // when a status was written last
-}
-
-// takenOver reports, once, that the controller was just claimed and had an owner before. What came with the lock is read
-// again, because it may be old by the time of the pass.
-func (m *memory) takenOver() bool {
-	if m.claimed == nil || m.claimed.Head.Status == nil {
-		return false
-	}
-	m.claimed = nil
-	return true
 }
 
 // maxUnfit is how many nodes without room are remembered for one pod: a scheduler that names more has to find room by itself.

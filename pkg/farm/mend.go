@@ -34,7 +34,7 @@ func (f mender) mendClaims(ctx context.Context) error {
 	for i, c := range owned {
 		if slices.ContainsFunc(nodes[i], func(name string) bool { return !reserved[name] }) {
 			c.shared.askResync()
-			f.queue.Add(c.ID)
+			f.queue.Add(c.unit.id)
 		}
 	}
 	return nil

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 
@@ -18,25 +17,24 @@ import (
 // counts until a drop says otherwise: the drops listed before the realities and those listed last tell how many do not any more,
 // and Consul refuses each batch if there has been another one since. Batches in flight together count as landed.
 type minimum struct {
-	before store.DropsBy // as listed before the realities
-	least  int           // that must be left
-	byBell bool          // some node counts no drops: batches depend on the bell, and are not tried again
+	before store.Drops // of the unit, as listed before the realities
+	least  int         // that must be left
 
 	mu     sync.Mutex
-	now    store.DropsBy
+	now    store.Drops
 	relied []store.Reported      // copies of different pods that counted, the newest report first
 	taken  map[pod.Identity]bool // of these, by batches that have landed or may
 }
 
 // newMinimum begins a pass that has listed drops and then read which copies count, one of each pod.
-func newMinimum(drops store.DropsBy, counting []store.Reported, least int) *minimum {
+func newMinimum(drops store.Drops, counting []store.Reported, least int) *minimum {
 	slices.SortFunc(counting, func(a, b store.Reported) int { return cmp.Compare(b.Index, a.Index) })
 	return &minimum{before: drops, now: drops, least: least, relied: counting, taken: map[pod.Identity]bool{}}
 }
 
 // conditions are what must still be so when a batch lands.
 type conditions struct {
-	drops  store.DropsBy   // as listed last, of the controller and its companions
+	drops  store.Drops     // as listed last
 	newest *store.Reported // of what is relied on; nil: nothing is
 }
 
@@ -46,9 +44,6 @@ func (m *minimum) admit(takes []pod.Identity) (conditions, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	dropped, known := m.now.Since(m.before)
-	if m.byBell {
-		dropped, known = 0, true // as the bell says
-	}
 	if left := len(m.relied) - int(dropped) - len(m.taken) - len(takes); !known || left < m.least {
 		return conditions{}, false
 	}
@@ -86,7 +81,7 @@ func (m *minimum) withdraw(takes []pod.Identity) {
 }
 
 // listed takes in drops that were listed later. Batches list side by side: with drops that are not the last ones a batch is refused.
-func (m *minimum) listed(drops store.DropsBy) {
+func (m *minimum) listed(drops store.Drops) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.now = drops
@@ -100,24 +95,23 @@ func (m *minimum) forgo(r *store.Reported) {
 	m.relied = slices.DeleteFunc(slices.Clone(m.relied), func(o store.Reported) bool { return o == *r })
 }
 
-// guardMinimum prepares what batches need that depend on the minimum, or on companions. It reports whether keys of drops or stops were
-// missing and have been made: what was read before says nothing then.
+// guardMinimum prepares what batches need that depend on the minimum. It reports whether the key of the unit's drops was missing and has been
+// made: what was read before says nothing then.
 func (ps *writer) guardMinimum(ctx context.Context, plan *reconcile.Plan) (made bool, err error) {
-	ps.mem.relied = len(plan.Counting) > 0
-	if !ps.mem.relied {
-		return ps.makeMarks(ctx, plan)
+	if len(plan.Counting) == 0 {
+		return false, nil
 	}
 	counting := make([]store.Reported, len(plan.Counting))
-	byBell := false
 	for i, copied := range plan.Counting {
 		at := store.At(copied)
 		counting[i] = store.Reported{At: at, Index: ps.reported[at]}
-		n := ps.snapshot.Nodes[at.Node]
-		byBell = byBell || n == nil || !n.CountsDrops
 	}
-	ps.minimum = newMinimum(ps.drops, counting, plan.Minimum)
-	ps.minimum.byBell = byBell
-	return ps.makeMarks(ctx, plan)
+	ps.minimum = newMinimum(ps.Drops, counting, plan.Minimum)
+	if ps.Drops.Index != 0 {
+		return false, nil
+	}
+	ps.stale = true
+	return true, ps.kit.writes.MakeDrops(ctx, ps.unit.id)
 }
 
 // dropTries is how often a batch is sent in a pass while pods drop.
@@ -138,40 +132,23 @@ func (ps *writer) commitLeaving(ctx context.Context, b *batch) error {
 		if !ok {
 			return cmp.Or(err, errShort)
 		}
-		if b.Newest = cond.newest; !ps.minimum.byBell {
-			ps.dependOnDrops(b, cond.drops)
-		}
+		b.Newest, b.DropsIndex = cond.newest, cond.drops.Index
 		err = ps.commit(ctx, b)
 		if err == nil || errors.Is(err, store.ErrUnknown) {
 			return err
 		}
 		ps.minimum.withdraw(b.takes)
 		switch {
-		case ps.minimum.byBell:
-			return err
 		case errors.Is(err, store.ErrReported):
 			ps.minimum.forgo(cond.newest)
 		case !errors.Is(err, store.ErrDropped):
 			return err
 		}
-		drops, listErr := ps.kit.reads.DropsOf(ctx, slices.Collect(maps.Keys(ps.drops)))
+		drops, listErr := ps.kit.reads.DropsOf(ctx, ps.unit.id)
 		if listErr != nil {
 			return errors.Join(err, listErr)
 		}
 		ps.minimum.listed(drops)
 	}
 	return err
-}
-
-// dependOnDrops makes a batch that depends on what counts land only if nothing has dropped since drops were listed last.
-func (ps *writer) dependOnDrops(b *batch, drops store.DropsBy) {
-	for id, d := range drops {
-		if id == ps.id {
-			b.DropsIndex = d.Index
-			continue
-		}
-		on := b.Companions[id]
-		on.Drops = d.Index
-		b.Companions[id] = on
-	}
 }

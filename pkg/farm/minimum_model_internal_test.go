@@ -35,8 +35,6 @@ const (
 	missingTaken   variant = "where the controller's key is missing it is checked that it is"
 	missingIgnored variant = "where the controller's key is missing nothing is checked"
 	realityIgnored variant = "a pod that does not count is stopped without a look at its reality"
-	oldIgnored     variant = "preparers that count no drops are taken for others"
-	nodesLate      variant = "nodes are looked at after their realities"
 	stopTrusted    variant = "that a pod is to stop is not proven"
 	countersMerged variant = "counters that were made anew are compared"
 	keyMerged      variant = "so are those of a key that was made anew"
@@ -50,7 +48,7 @@ type state struct {
 	placement, intent, reality [modelPods]record // true: running, running, available
 	counts                     [modelNodes]store.DropCount
 	countAt                    [modelNodes]uint64
-	drops, made, bell, fence   uint64 // made: when the key drops was
+	drops, made, fence         uint64 // made: when the key drops was
 }
 
 type record struct {
@@ -97,10 +95,10 @@ func newModel(v variant, choose func(int) int) *model {
 		m.store.placement[i], m.store.intent[i] = record{true, m.next()}, record{true, m.next()}
 		m.store.reality[i] = record{i < modelPods-1, m.next()}
 	}
-	m.store.bell, m.store.fence = m.next(), m.next()
+	m.store.fence = m.next()
 	m.snapshot = m.store
 	for i := range m.preparers {
-		m.preparers[i] = &modelPreparer{model: m, node: i, old: i == 0 && choose(4) == 0}
+		m.preparers[i] = &modelPreparer{model: m, node: i}
 		m.preparers[i].start()
 	}
 	for i := range m.farms {
@@ -194,7 +192,6 @@ func (m *model) disturb() {
 	default:
 		p := m.preparers[m.choose(modelNodes)]
 		m.say("preparer %d starts anew", p.node)
-		p.old = false
 		p.start()
 	}
 }
@@ -219,7 +216,6 @@ func (m *model) place() {
 type modelPreparer struct {
 	*model
 	node    int
-	old     bool // counts no drops
 	busy    bool
 	tenure  int
 	intent  [modelPods]record
@@ -270,7 +266,7 @@ func (p *modelPreparer) report() {
 		writes = append(writes, i)
 		before, after := pod.Reality{Available: p.reality[i].yes}, pod.Reality{Available: p.runs[i]}
 		switch {
-		case p.old || !before.Drops(&after):
+		case !before.Drops(&after):
 		case !p.intent[i].yes:
 			proven = append(proven, i)
 		default:
@@ -317,7 +313,6 @@ func (p *modelPreparer) report() {
 			for _, i := range writes {
 				p.store.reality[i] = record{runs[i], p.next()}
 			}
-			p.store.bell = p.next()
 			return nil
 		},
 		done: func(refused []string, unknown bool) {
@@ -351,12 +346,9 @@ type modelFarm struct {
 	waiting int // transactions under way
 
 	drops   store.Drops
-	bell    uint64
 	places  [modelPods]record
 	reality [modelPods]record
 	gate    *minimum
-	olds    [modelNodes]bool // as their records said before their realities were read
-	old     bool             // bells decide
 }
 
 func (f *modelFarm) claim() {
@@ -379,11 +371,10 @@ func (f *modelFarm) step() {
 	if f.fence == 0 || f.waiting > 0 {
 		return
 	}
-	f.gate, f.old = nil, false
+	f.gate = nil
 	f.todo = append(f.todo, func() {
-		f.places, f.bell = f.model.store.placement, f.model.store.bell
+		f.places = f.model.store.placement
 		f.drops = f.list()
-		f.lookAtNodes()
 	})
 	for i := range modelPods {
 		f.todo = append(f.todo, func() { f.reality[i] = f.model.store.reality[i] })
@@ -392,17 +383,8 @@ func (f *modelFarm) step() {
 		if f.variant == listedLate {
 			f.drops = f.list()
 		}
-		if f.variant == nodesLate {
-			f.lookAtNodes()
-		}
 		f.plan()
 	})
-}
-
-func (f *modelFarm) lookAtNodes() {
-	for i, p := range f.preparers {
-		f.olds[i] = p.old
-	}
 }
 
 func (f *modelFarm) list() store.Drops {
@@ -417,9 +399,6 @@ func (f *modelFarm) list() store.Drops {
 	}
 	return d
 }
-
-// only are the drops of a controller without companions.
-func only(d store.Drops) store.DropsBy { return store.DropsBy{"": d} }
 
 // missing stands for a key that is not there, in the variants that go on without it.
 const missing = 1
@@ -438,7 +417,6 @@ func (f *modelFarm) plan() {
 	for i := range modelPods {
 		if f.places[i].yes && f.reality[i].yes {
 			counting = append(counting, store.Reported{At: store.At{Identity: pod.Identity{Index: i}}, Index: f.reality[i].index})
-			f.old = f.old || f.olds[nodeOf(i)] && f.variant != oldIgnored
 		}
 	}
 	spare := len(counting) - modelLeast
@@ -462,8 +440,8 @@ func (f *modelFarm) plan() {
 		}
 		return // and looks again
 	}
-	f.gate = newMinimum(only(f.drops), counting, modelLeast)
-	f.say("plan of a farm: %+v, drops %+v, reality %+v, by bells %t", changes, f.drops, f.reality, f.old)
+	f.gate = newMinimum(f.drops, counting, modelLeast)
+	f.say("plan of a farm: %+v, drops %+v, reality %+v", changes, f.drops, f.reality)
 	for some := range slices.Chunk(changes, 1+f.choose(2)) {
 		f.todo = append(f.todo, func() { f.try(some) })
 	}
@@ -485,14 +463,14 @@ func (f *modelFarm) try(batch []change) {
 		gate.now = f.gate.now
 	}
 	cond, ok := gate.admit(takes)
-	if !ok && counted && !f.old {
+	if !ok && counted {
 		return
 	}
 	f.waiting++
-	fence, places, reality, bell, old := f.fence, f.places, f.reality, f.bell, f.old
+	fence, places, reality := f.fence, f.places, f.reality
 	f.send(&flight{
 		what: fmt.Sprintf("the batch %+v of a farm", batch),
-		land: func() []string { return f.land(batch, fence, places, reality, bell, old, counted, cond) },
+		land: func() []string { return f.land(batch, fence, places, reality, counted, cond) },
 		done: func(refused []string, unknown bool) {
 			f.waiting--
 			switch {
@@ -506,7 +484,6 @@ func (f *modelFarm) try(batch []change) {
 				}
 			case slices.Contains(refused, "fence"):
 				f.fence, f.todo = 0, nil
-			case old && len(refused) > 0: // only another pass can tell
 			case slices.Equal(refused, []string{"drops"}):
 				gate.withdraw(takes)
 				f.todo = append(f.todo, func() { f.relist(batch) })
@@ -525,22 +502,22 @@ func (f *modelFarm) relist(batch []change) {
 	now := f.list()
 	switch f.variant {
 	case noCounters:
-		now.Counts, now.Created = f.gate.before[""].Counts, f.gate.before[""].Created
+		now.Counts, now.Created = f.gate.before.Counts, f.gate.before.Created
 	case countersMerged:
 		now.Counts = maps.Clone(now.Counts)
-		for node, was := range f.gate.before[""].Counts {
+		for node, was := range f.gate.before.Counts {
 			now.Counts[node] = store.DropCount{Created: was.Created, Drops: max(was.Drops, now.Counts[node].Drops)}
 		}
 	case keyMerged:
-		now.Created = f.gate.before[""].Created
+		now.Created = f.gate.before.Created
 	default: // the others differ elsewhere
 	}
-	f.gate.listed(only(now))
+	f.gate.listed(now)
 	f.try(batch)
 }
 
 // land carries a batch out if its conditions hold, and judges it.
-func (f *modelFarm) land(batch []change, fence uint64, places, reality [modelPods]record, bell uint64, old, counted bool, cond conditions) (refused []string) {
+func (f *modelFarm) land(batch []change, fence uint64, places, reality [modelPods]record, counted bool, cond conditions) (refused []string) {
 	s := &f.model.store
 	check := func(what string, holds bool) {
 		if !holds {
@@ -554,10 +531,8 @@ func (f *modelFarm) land(batch []change, fence uint64, places, reality [modelPod
 	}
 	switch {
 	case !counted || f.variant == noCondition:
-	case old:
-		check("bell", s.bell == bell)
 	default:
-		check("drops", s.drops == cond.drops[""].Index || cond.drops[""].Index == missing && (s.drops == 0 || f.variant == missingIgnored))
+		check("drops", s.drops == cond.drops.Index || cond.drops.Index == missing && (s.drops == 0 || f.variant == missingIgnored))
 	}
 	if n := cond.newest; counted && n != nil && f.variant != newestIgnored && f.variant != noCondition {
 		check("newest", s.reality[n.Identity.Index].index == n.Index)
@@ -602,7 +577,7 @@ func TestMinimumModelLong(t *testing.T) {
 func TestMinimumModelNeedsAll(t *testing.T) {
 	t.Parallel()
 	for v, from := range map[variant]uint64{
-		noCondition: 0, noCounters: 0, listedLate: 0, missingTaken: 0, missingIgnored: 0, realityIgnored: 0, oldIgnored: 0, nodesLate: 0,
+		noCondition: 0, noCounters: 0, listedLate: 0, missingTaken: 0, missingIgnored: 0, realityIgnored: 0,
 		stopTrusted: 745_000, countersMerged: 64_000, keyMerged: 0, countersSet: 207_000, batchesAlone: 0, newestIgnored: 0,
 	} {
 		t.Run(string(v), func(t *testing.T) {

@@ -189,17 +189,16 @@ func TestABatchIsSentAgainWhileTheMinimumIsLeft(t *testing.T) {
 	}
 }
 
-// Where a node has a preparer that counts no drops the bell decides, where the key of the drops is missing it is made, and otherwise
-// the drops decide.
+// The drops decide. Where their key is missing it is made.
 func TestWhatTheMinimumDependsOn(t *testing.T) {
 	t.Parallel()
-	for name, tt := range map[string]struct{ old, missing bool }{"drops": {}, "missing": {missing: true}, "old": {old: true}} {
+	for name, tt := range map[string]struct{ missing bool }{"drops": {}, "missing": {missing: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			client, st := c.connect()
-			fleet := &simnode.Fleet{Name: "n", Size: 2, Client: client, Store: st, TTL: ttl, StartTime: time.Millisecond, Prepare: func(i int, n *node.Node) {
-				n.Capacity.Slots, n.CountsDrops = 2, !tt.old || i == 1
+			fleet := &simnode.Fleet{Name: "n", Size: 2, Client: client, Store: st, TTL: ttl, StartTime: time.Millisecond, Prepare: func(_ int, n *node.Node) {
+				n.Capacity.Slots = 2
 			}}
 			c.background(fleet.Run)
 			var mu sync.Mutex
@@ -211,8 +210,8 @@ func TestWhatTheMinimumDependsOn(t *testing.T) {
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				if seen++; (b.BellIndex != 0) != tt.old || (b.DropsIndex != 0) == tt.old || b.Newest == nil {
-					wrong = fmt.Errorf("bell %d, drops %d, newest %+v", b.BellIndex, b.DropsIndex, b.Newest)
+				if seen++; b.DropsIndex == 0 || b.Newest == nil {
+					wrong = fmt.Errorf("drops %d, newest %+v", b.DropsIndex, b.Newest)
 				}
 				return nil
 			}}, nil)

@@ -56,9 +56,9 @@ func (f *Farm) WentBack(ctx context.Context) error { return f.cache.wentBack(ctx
 // Changed asks for a look at controllers that somebody beside the farm has changed. Their bells ring too, at the given index: this is only
 // faster.
 func (f *Farm) Changed(rcIDs []string, index uint64) {
-	for _, id := range rcIDs {
-		if c, _ := f.roster.get(id); c != nil {
-			c.shared.looks.Heard(id, index)
+	for _, id := range rc.UnitsOf(rcIDs) {
+		if u, _ := f.roster.get(id); u != nil {
+			u.looks.Heard(id, index)
 		}
 		f.queue.Add(id)
 	}
@@ -66,16 +66,16 @@ func (f *Farm) Changed(rcIDs []string, index uint64) {
 
 // Told has a controller looked at because somebody was told about it, which is to be stored.
 func (f *Farm) Told(rcID string) {
-	if c, _ := f.roster.get(rcID); c != nil {
-		c.shared.looks.Ask()
-		f.queue.Add(rcID)
+	if u, _ := f.roster.get(rc.UnitOf(rcID)); u != nil {
+		u.looks.Ask()
+		f.queue.Add(u.id)
 	}
 }
 
 // observe publishes where the farm stands.
 func (f *Farm) observe() {
 	breaker := f.cache.now().breaker
-	f.cfg.Metrics.owned.Set(float64(len(f.roster.all())))
+	f.cfg.Metrics.owned.Set(float64(f.roster.count()))
 	f.cfg.Metrics.synced.Set(obs.Flag(f.kit.nodeSync.synced(f.cache.now().schema.Value.Epoch)))
 	f.cfg.Metrics.tripped.Set(obs.Flag(breaker.Index == 0 || breaker.Value.Tripped))
 }
@@ -84,6 +84,7 @@ func (f *Farm) observe() {
 func (ps *writer) commit(ctx context.Context, b *batch) error {
 	untold := ps.untold(b)
 	b.Indexed = len(untold) > 0
+	ps.stale = true
 	err := ps.kit.writes.Commit(ctx, &b.Batch)
 	ps.kit.metrics.committed(b.actions, err)
 	ps.kit.usage.wrote(b.Reservations, err == nil, time.Now())

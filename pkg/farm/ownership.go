@@ -11,22 +11,23 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 	"github.com/rcfarm/rcfarm/pkg/farm/placement"
 	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// errRecordGone means that there is no such controller any more.
+// errRecordGone means that there is no such controller, or no such unit, any more.
 var errRecordGone = errors.New("the controller is gone")
 
-// errHandedOver means that the controller was given to a farm that prefers it.
+// errHandedOver means that the unit was given to a farm that prefers it.
 var errHandedOver = errors.New("the controller was handed over")
 
-// controller returns the controller if this farm owns it or can claim it now. Otherwise it returns nil, and when to look
+// unit returns the unit if this farm owns it or can claim it now. Otherwise it returns nil, and when to look
 // again (zero: something will ring).
-func (f *Farm) controller(ctx context.Context, id string) (*ReplicationController, time.Duration, error) {
-	c, ownedElsewhere := f.roster.get(id)
-	if c != nil {
-		return c, 0, nil
+func (f *Farm) unit(ctx context.Context, id string) (*unit, time.Duration, error) {
+	u, ownedElsewhere := f.roster.get(id)
+	if u != nil {
+		return u, 0, nil
 	}
 	owner, mine, err := f.preferred(ctx, id)
 	switch {
@@ -44,16 +45,23 @@ func (f *Farm) controller(ctx context.Context, id string) (*ReplicationControlle
 	return f.claim(ctx, id)
 }
 
-// preferred returns the farm that should own a controller, "" for none, and whether this farm may own it at all. One that works on no other
+// unitRecords reads the labels that decide which farms may own a unit.
+type unitRecords struct{ store LockReads }
+
+func (r unitRecords) RC(ctx context.Context, unit string, _ bool) (store.Rec[rc.RC], error) {
+	return r.store.UnitRC(ctx, unit)
+}
+
+// preferred returns the farm that should own a unit, "" for none, and whether this farm may own it at all. One that works on no other
 // comes before all that work on many.
 func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine bool, err error) {
-	if f.cfg.RCID != "" && f.cfg.RCID != id {
+	if f.cfg.RCID != "" && rc.UnitOf(f.cfg.RCID) != id {
 		return "", false, nil
 	}
 	var candidates []string // those of which it is the only one
 	var others []looks.Contender
 	for _, m := range f.cache.now().able {
-		switch m.rcID {
+		switch rc.UnitOf(m.rcID) {
 		case id:
 			candidates = append(candidates, m.ID)
 		case "":
@@ -61,14 +69,14 @@ func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine boo
 		}
 	}
 	if len(candidates) == 0 {
-		if candidates, err = looks.Matching(ctx, f.cfg.Store, others, id); err != nil {
+		if candidates, err = looks.Matching(ctx, unitRecords{f.cfg.Store}, others, id); err != nil {
 			return "", false, err
 		}
 	}
 	return placement.PreferredOwner(id, candidates), slices.Contains(candidates, f.cfg.ID), nil
 }
 
-// isFree reports whether a controller lacks an owner, and with grace: still does some time after it was first seen. If it
+// isFree reports whether a unit lacks an owner, and with grace: still does some time after it was first seen. If it
 // does not, it says when to look again; zero when somebody holds it, which a bell or the members will change. Within the
 // grace Consul is not asked: every farm sees every new controller, and the one that should take it is about to.
 func (f *Farm) isFree(ctx context.Context, id string, grace bool) (free bool, again time.Duration, err error) {
@@ -87,7 +95,7 @@ func (f *Farm) isFree(ctx context.Context, id string, grace bool) (free bool, ag
 
 // claim takes the lock. Where there is no controller, and nobody asks for what only an owner may do, such as stopping what
 // runs without one, it leaves no lock behind and returns errRecordGone.
-func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, time.Duration, error) {
+func (f *Farm) claim(ctx context.Context, id string) (*unit, time.Duration, error) {
 	got, err := f.cfg.Store.Claim(ctx, id)
 	if _, locked := store.LockedBy(err); locked {
 		f.roster.markOwnedElsewhere(id)
@@ -96,25 +104,20 @@ func (f *Farm) claim(ctx context.Context, id string) (*ReplicationController, ti
 	if err != nil {
 		return nil, 0, err
 	}
-	c := f.newController(id, got.Fence)
-	c.memory.claimed, c.memory.recordless = &got, errors.Is(got.HeadErr, store.ErrNotFound)
-	if c.memory.recordless && len(got.Head.Requests) == 0 {
-		if err := f.cfg.Store.Abandon(ctx, id, got.Fence); err != nil {
+	u := f.kit.newUnit(id, got.Fence)
+	u.claimed = &got
+	if got.UnitErr == nil {
+		v := &view{consistent: true, Unit: got.Unit}
+		if gone, err := u.settle(ctx, v); gone || err != nil {
 			return nil, 0, err // the next look claims again
 		}
-		c.memory.alertGone(ctx, f.kit.teller, id, got.Head.Status)
-		return nil, 0, errRecordGone
 	}
-	ps := c.newPass()
-	ps.head = got.Head
-	ps.learn()
-	f.resyncClaimed(c, len(got.Head.Placements))
-	f.roster.add(c, false)
-	c.log.WithField(obs.ConsulIndex, got.Fence.Index).Info("claimed a controller")
-	return c, 0, nil
+	f.roster.add(u, false)
+	u.log.WithField(obs.ConsulIndex, got.Fence.Index).Info("claimed a controller")
+	return u, 0, nil
 }
 
-// handOver gives controllers to farms that prefer them, once the members have been stable for a while: a farm that joins
+// handOver gives units to farms that prefer them, once the members have been stable for a while: a farm that joins
 // takes over its share without a failure.
 func (f *Farm) handOver(ctx context.Context) error {
 	done := time.Time{} // the change of the members that was dealt with
@@ -136,68 +139,87 @@ func (f *Farm) handOver(ctx context.Context) error {
 	}
 }
 
-// handOverSome asks for a look at each controller that another farm prefers. The look makes sure of it.
+// handOverSome asks for a look at each unit that another farm prefers. The look makes sure of it.
 func (f *Farm) handOverSome(ctx context.Context) error {
-	for _, c := range f.roster.all() {
-		owner, _, err := f.preferred(ctx, c.ID)
+	for _, u := range f.roster.units() {
+		owner, _, err := f.preferred(ctx, u.id)
 		if err != nil {
 			return err
 		}
 		if owner != f.cfg.ID {
-			c.shared.rebalance()
-			f.enqueue(c.ID)
+			u.rebalance()
+			f.enqueue(u.id)
 		}
 	}
 	return nil
 }
 
-// drop forgets a controller that is not ours any more.
+// drop forgets a unit that is not ours any more.
 func (f *Farm) drop(id string) {
+	if u, _ := f.roster.get(id); u != nil {
+		for _, c := range u.all() {
+			f.kit.forget(c.ID)
+		}
+	}
 	f.roster.drop(id)
-	f.cfg.Metrics.forget(id)
-	f.kit.companionIndex.set(id, nil)
-	f.kit.stops.forget(id)
+	f.kit.stops.read(id)
 }
 
-// roster is which controllers this farm owns, and what it knows of the owners of others.
+// roster is which units this farm owns, and what it knows of the owners of others.
 type roster struct {
 	mu             sync.Mutex
-	owned          map[string]*ReplicationController
+	owned          map[string]*unit
 	ownedElsewhere map[string]bool // known to be owned by another farm, until the members change or a sweep
 	grace          looks.Grace     // of those that are another farm's to claim, and not known to be owned
 }
 
 func newRoster() *roster {
-	return &roster{owned: map[string]*ReplicationController{}, ownedElsewhere: map[string]bool{}}
+	return &roster{owned: map[string]*unit{}, ownedElsewhere: map[string]bool{}}
 }
 
-// get returns a controller that this farm owns, nil for another one, and whether another farm is known to own it.
-func (r *roster) get(id string) (c *ReplicationController, ownedElsewhere bool) {
+// get returns a unit that this farm owns, nil for another one, and whether another farm is known to own it.
+func (r *roster) get(id string) (u *unit, ownedElsewhere bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.owned[id], r.ownedElsewhere[id]
 }
 
-// all returns the controllers that this farm owns.
-func (r *roster) all() []*ReplicationController {
+// units returns the units that this farm owns.
+func (r *roster) units() []*unit {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Collect(maps.Values(r.owned))
 }
 
-// add takes in a controller that this farm owns now, in place of what it knew, or with fresh only where it knew none.
-func (r *roster) add(c *ReplicationController, fresh bool) (added bool) {
+// all returns the controllers of these units, as far as looks have found them.
+func (r *roster) all() (all []*ReplicationController) {
+	for _, u := range r.units() {
+		all = append(all, u.all()...)
+	}
+	return all
+}
+
+// count returns how many controllers these are. A unit that no look has seen yet has one at the least.
+func (r *roster) count() (n int) {
+	for _, u := range r.units() {
+		n += max(1, len(u.all()))
+	}
+	return n
+}
+
+// add takes in a unit that this farm owns now, in place of what it knew, or with fresh only where it knew none.
+func (r *roster) add(u *unit, fresh bool) (added bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if fresh && r.owned[c.ID] != nil {
+	if fresh && r.owned[u.id] != nil {
 		return false
 	}
-	r.owned[c.ID] = c
-	delete(r.ownedElsewhere, c.ID)
+	r.owned[u.id] = u
+	delete(r.ownedElsewhere, u.id)
 	return true
 }
 
-// drop forgets a controller that is not ours any more.
+// drop forgets a unit that is not ours any more.
 func (r *roster) drop(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -206,7 +228,7 @@ func (r *roster) drop(id string) {
 	r.grace.Forget(id)
 }
 
-// forget drops what is known of a controller that is not ours, and reports whether it is.
+// forget drops what is known of a unit that is not ours, and reports whether it is.
 func (r *roster) forget(id string) (ours bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -217,7 +239,7 @@ func (r *roster) forget(id string) (ours bool) {
 	return ours
 }
 
-// heard notes whether another farm has a controller. The time that it lacks an owner begins anew.
+// heard notes whether another farm has a unit. The time that it lacks an owner begins anew.
 func (r *roster) heard(id string, another bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -225,7 +247,7 @@ func (r *roster) heard(id string, another bool) {
 	r.grace.Forget(id)
 }
 
-// listed notes whether another farm is listed as a controller's owner, and reports whether any farm is.
+// listed notes whether another farm is listed as a unit's owner, and reports whether any farm is.
 func (r *roster) listed(id string, another bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -241,14 +263,14 @@ func (r *roster) listed(id string, another bool) bool {
 	return another
 }
 
-// markOwnedElsewhere notes that another farm has, or will have, a controller.
+// markOwnedElsewhere notes that another farm has, or will have, a unit.
 func (r *roster) markOwnedElsewhere(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ownedElsewhere[id] = true
 }
 
-// membersChanged forgets what is known of other farms' controllers: their owners may be gone.
+// membersChanged forgets what is known of other farms' units: their owners may be gone.
 func (r *roster) membersChanged() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -202,16 +202,9 @@ func (ps *writer) addTo(part *store.Part, ch *reconcile.Change) bool {
 	if ch.NeedsBreaker {
 		part.BreakerIndex = ps.breaker.Index
 	}
-	switch {
-	case ch.NeedsMinimum && ps.minimum.byBell:
-		part.BellIndex = ps.head.BellIndex
-	case ch.NeedsMinimum:
-		part.DropsIndex = ps.drops[ch.Identity.RCID].Index
+	if ch.NeedsMinimum {
+		part.DropsIndex = ps.Drops.Index
 	}
-	if ch.NeedsMinimum || ch.NeedsCompanions {
-		ps.dependOnCompanions(part, ch.NeedsMinimum)
-	}
-	part.NotifyCompanions = part.NotifyCompanions || ch.NotifyCompanions
 	for _, name := range ch.NeedsReports {
 		if part.Reported == nil {
 			part.Reported = map[store.At]uint64{}

@@ -61,9 +61,9 @@ func placingPass(t testing.TB, pods, nodes int) *pass {
 		Now: time.Now(), Owner: "f1", Manifest: &manifest.Manifest{ID: "web", Labels: map[string]string{"team": "test"}}, Nodes: map[string]*node.View{}, Epoch: "n",
 		RC: rc.RC{ID: id, Name: "web", ManifestDigest: fmt.Sprintf("%064d", 1), MaxPerNode: 10, ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &pods}}},
 	}
-	ps := f.newController(id, store.Fence{}).newPass()
+	ps := passOver(unitOver(f.kit, id, store.Fence{}))
 	ps.snapshot, ps.schema = s, store.Rec[store.Schema]{Index: 7}
-	ps.head = store.Head{RC: store.Rec[rc.RC]{Value: s.RC, Index: 8}, BellIndex: 9}
+	ps.head, ps.BellIndex = store.Head{RC: store.Rec[rc.RC]{Value: s.RC, Index: 8}}, 9
 	ps.room.nodes = newCandidates(s, nil, "")
 	for i := range nodes {
 		name := fmt.Sprintf("n-%x-%05d", i%16, i)
@@ -141,15 +141,16 @@ func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 func TestChangesOfOneNodeDependOnAllThatEachDoes(t *testing.T) {
 	t.Parallel()
 	ps := &writer{minimum: &minimum{}, reading: &reading{
-		companions: []store.Companion{{RCID: "old", Marks: store.Marks{Stops: 3, Drops: store.Drops{Index: 4}}, Record: 5}},
-		drops:      store.DropsBy{"web": {Index: 6}}, reported: map[store.At]uint64{{Node: "n1", Identity: pod.Identity{RCID: "web"}}: 7},
-		schema: store.Rec[store.Schema]{Index: 8}, breaker: store.Rec[store.Breaker]{Index: 9},
+		reported: map[store.At]uint64{{Node: "n1", Identity: pod.Identity{RCID: "web"}}: 7},
+		view: &view{
+			Unit: store.Unit{Drops: store.Drops{Index: 6}}, schema: store.Rec[store.Schema]{Index: 8}, breaker: store.Rec[store.Breaker]{Index: 9},
+		},
 	}}
 	id := pod.Identity{RCID: "web"}
 	dead := []reconcile.DeadNode{{Name: "n2", Index: 2}}
 	changes := []reconcile.Change{
 		{Identity: id, NeedsMinimum: true, NeedsBreaker: true, Answers: []string{"r1"}},
-		{Identity: id, NeedsCompanions: true, NeedsSchema: true, NotifyCompanions: true, NeedsReports: []string{"n1"}},
+		{Identity: id, NeedsSchema: true, NeedsReports: []string{"n1"}},
 		{Identity: id, NeedsDead: dead},
 		{Identity: id, NeedsDead: dead},
 	}
@@ -159,9 +160,8 @@ func TestChangesOfOneNodeDependOnAllThatEachDoes(t *testing.T) {
 			t.Fatalf("change %d does not join", i)
 		}
 	}
-	on := store.CompanionIndices{Stops: 3, Drops: 4, Record: 5}
-	if part.Companions["old"] != on || part.DropsIndex != 6 || part.Reported[store.At{Node: "n1", Identity: id}] != 7 || part.SchemaIndex != 8 ||
-		part.BreakerIndex != 9 || part.Dead["n2"] != 2 || !part.NotifyCompanions || len(part.Pods) != len(changes) || len(part.Answered) != 1 {
+	if part.DropsIndex != 6 || part.Reported[store.At{Node: "n1", Identity: id}] != 7 || part.SchemaIndex != 8 ||
+		part.BreakerIndex != 9 || part.Dead["n2"] != 2 || len(part.Pods) != len(changes) || len(part.Answered) != 1 {
 		t.Errorf("%+v", part)
 	}
 	changes[0].NeedsDead = []reconcile.DeadNode{{Name: "n2", Index: 3}}

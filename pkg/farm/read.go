@@ -1,6 +1,7 @@
 package farm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,49 +19,25 @@ import (
 // reader reads what a pass decides by.
 type reader struct {
 	*reading
-	room           *finder
-	withCompanions bool                  // companions are read, whatever was expected
-	early          *store.Early          // what was read at once; nil: nothing, or it is too old for what is read now
-	nodesBefore    map[string]*node.View // as they were before early was read
+	room *finder
 }
 
-// read takes the snapshot for one pass: in one round trip where the last pass tells what is needed, else in two, or three where the last
-// pass needed the minimum and so this one may: then drops are counted from before the realities, or at the same moment. Nodes are looked at before their realities, too: one whose preparer is found to
-// count drops has reported under another one before that (ADR 11). An unreadable placement fails the whole pass, because
-// what it holds is not known. With an error the view has what was read before that.
+// read takes the snapshot for one pass over a view. Nodes were looked at before their realities are: one whose preparer is found to have changed
+// has reported under another one before that. An unreadable placement fails the whole pass, because what it holds is not known. With an error
+// the view has what was read before that.
 func (ps *reader) read(ctx context.Context) error {
-	ps.consistent, ps.room.mark = ps.mem.consistent, ps.kit.scarcity.mark()
-	seen := ps.kit.cache.now()
-	ps.schema, ps.breaker = seen.schema, seen.breaker
-	ps.readEarly(ctx)
-	var err error
-	if ps.head, err = ps.readHead(ctx); err != nil {
+	if err := ps.readHead(); err != nil {
 		return err
 	}
-	// Before the orphans: what they say must be at least as new as what the hold ended for.
-	hold := ps.kit.nodeSync.hold(ps.schema.Value.Epoch)
-	now := time.Now()
 	s := &reconcile.Snapshot{
-		Now: now.UTC(), Steady: now, Owner: ps.kit.farm, RC: ps.head.RC.Value, Previous: ps.head.Status,
-		Orphans: ps.kit.cache.orphansOf(ps.id), Stopped: ps.mem.stoppedAt(),
-		Epoch: ps.schema.Value.Epoch, EpochSince: ps.schema.Value.CreatedAt, WentBack: ps.schema.Value.WentBack, Slack: ps.kit.slack, Hold: hold,
-		Newer: ps.head.RC.Value.MadeInEpoch(ps.schema.Value.Epoch), Breaker: breakerReason(ps.breaker),
+		Now: ps.now.UTC(), Steady: ps.now, Owner: ps.kit.farm, RC: ps.head.RC.Value, Previous: ps.head.Status,
+		Orphans: ps.orphans[ps.id], Stopped: ps.mem.stoppedAt(), Nodes: ps.nodes,
+		Epoch: ps.schema.Value.Epoch, EpochSince: ps.schema.Value.CreatedAt, WentBack: ps.schema.Value.WentBack, Slack: ps.kit.slack, Hold: ps.hold,
+		Newer: ps.head.RC.Value.MadeInEpoch(ps.schema.Value.Epoch), Breaker: breakerReason(ps.breaker), Companions: ps.companions(),
 	}
-	ps.snapshot, ps.drops = s, store.DropsBy{ps.id: ps.head.Drops}
-	if hold != "" || len(s.Orphans) > 0 {
-		ps.early = nil // what nodes report is read after what they run
-	}
+	ps.snapshot = s
 	if err := ps.readRollout(ctx); err != nil {
 		return err
-	}
-	if err := ps.readCompanions(ctx); err != nil {
-		return err
-	}
-	if err := ps.readDrops(ctx); err != nil {
-		return err
-	}
-	if s.Nodes = ps.nodesBefore; ps.early == nil {
-		s.Nodes, ps.room.version = ps.kit.cache.nodesAt()
 	}
 	for _, rec := range ps.head.Placements {
 		s.Pods = append(s.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
@@ -69,11 +46,31 @@ func (ps *reader) read(ctx context.Context) error {
 		return err
 	}
 	disbelieve(s)
-	if err := ps.addRequests(ctx, s, ps.head.Requests); err != nil {
-		return err
+	return ps.addRequests(ctx, s, ps.head.Requests)
+}
+
+// companions returns the controllers of the other revisions of the service. Those without a record are left out: nobody works on them, and they
+// hold nobody up.
+func (ps *reader) companions() (companions []reconcile.Companion) {
+	of := ps.head.RC.Value.Service
+	if of == nil || !heedCompanions {
+		return nil
 	}
-	ps.mem.consistent = false
-	return nil
+	for _, id := range ps.IDs() {
+		h := ps.Heads[id]
+		if id == ps.id || !h.Exists() || !slices.Contains(of.Companions, id) {
+			continue
+		}
+		other := reconcile.Companion{RCID: id, Unread: len(h.Corrupt), Status: h.Status}
+		if n := h.RC.Value.Asks(); h.Err == nil {
+			other.Asks = &n
+		}
+		for _, rec := range h.Placements {
+			other.Pods = append(other.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
+		}
+		companions = append(companions, other)
+	}
+	return companions
 }
 
 // recordlessRC makes up the record of a controller that has none, for as long as somebody asks for something. Where that is a
@@ -91,44 +88,16 @@ func recordlessRC(id, by string, head *store.Head) rc.RC {
 	return r
 }
 
-// readHead reads the controller with its bell, status and placements. That of a controller without one is made up. Nobody else writes the placements: where one is older than at the last look the store went back
-// in time, even if others have written so much since that no watch could tell.
-func (ps *reader) readHead(ctx context.Context) (store.Head, error) {
-	first, consistent := ps.mem.claimed, ps.mem.consistent
-	ps.mem.claimed = nil
-	for again := false; ; again = true {
-		var head store.Head
-		var err error
-		switch {
-		case first != nil:
-			head, err, first = first.Head, first.HeadErr, nil
-			consistent = true // under the lock
-		case ps.early != nil && !again:
-			head, err = ps.early.Head, ps.early.HeadErr
-		default:
-			ps.early = nil
-			head, err = ps.kit.reads.ReadHead(ctx, ps.id, consistent)
-		}
-		switch {
-		case err == nil:
-			ps.mem.recordless = false // it came back
-		case errors.Is(err, store.ErrNotFound) && ps.mem.recordless && len(head.Requests) > 0:
-			head.RC.Value = recordlessRC(ps.id, ps.kit.farm, &head)
-		default:
-			return head, err
-		}
-		if err := joined(head.Corrupt); err != nil {
-			return head, err
-		}
-		switch index := head.RC.Index; {
-		case !ps.mem.last.after(index, head.Placements):
-			ps.mem.last = evidenceOf(index, head.Placements)
-			return head, nil
-		case consistent:
-			return head, fmt.Errorf("controller %s: %w", ps.id, store.ErrWentBack)
-		}
-		consistent = true // a new leader may be behind for a moment
+// readHead takes in the controller's head. The record of a controller without one is made up.
+func (ps *reader) readHead() error {
+	if !ps.head.Exists() {
+		ps.head.RC.Value, ps.head.Err = recordlessRC(ps.id, ps.kit.farm, &ps.head), nil
 	}
+	if err := cmp.Or(ps.head.Err, joined(ps.head.Corrupt)); err != nil {
+		return err
+	}
+	ps.mem.last = evidenceOf(ps.head.RC.Index, ps.head.Placements)
+	return nil
 }
 
 // addRequests adds what operators ask for, and reads what a request for repair is about. For a controller without a record only those orphans

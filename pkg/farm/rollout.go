@@ -15,9 +15,9 @@ func (ps *reader) readRollout(ctx context.Context) (err error) {
 	if service == "" || ps.mem.recordless {
 		return nil
 	}
-	if ps.early != nil && ps.early.Service == service {
-		ps.rollout = ps.early.Rollout
-	} else if ps.rollout, err = ps.kit.reads.RolloutInCharge(ctx, service, ps.mem.consistent); err != nil {
+	if ps.view.Service == service {
+		ps.rollout = ps.InCharge
+	} else if ps.rollout, err = ps.kit.reads.RolloutInCharge(ctx, service, ps.consistent); err != nil {
 		return err
 	}
 	if ps.rollout.Term == ps.head.RC.Value.Mutator {
@@ -49,8 +49,9 @@ func (ps *pass) releaseMutator(ctx context.Context) (released bool, err error) {
 	}
 	a := store.NewAudit(ps.kit.farm, "release", ps.id, []string{fmt.Sprintf("mutator: %s -> none: %s", r.Mutator, why)})
 	if err := ps.kit.lock.ReleaseMutator(ctx, ps.mem.fence, ps.head.RC, service, now, ps.schema.Index, a); err != nil {
-		return false, ps.afterFailure(ctx, err)
+		return false, ps.unit.afterFailure(ctx, err)
 	}
+	ps.stale = true
 	ps.log.WithField("rollout", r.Mutator).Warn("took a controller away from a rollout that is gone")
 	return true, nil
 }

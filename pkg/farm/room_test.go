@@ -35,15 +35,12 @@ type lookCount struct {
 	gate    chan struct{}
 }
 
-func (l looks) ReadHead(ctx context.Context, id string, consistent bool) (store.Head, error) {
+func (l looks) ReadUnit(ctx context.Context, id, service string, consistent bool) (store.Unit, error) {
 	if id == "late" {
 		l.passes.Add(1)
 	}
-	return l.FarmSession.ReadHead(ctx, id, consistent)
+	return l.FarmSession.ReadUnit(ctx, id, service, consistent)
 }
-
-// ReadEarly leaves everything to single reads, which are counted.
-func (l looks) ReadEarly(context.Context, store.Expected) *store.Early { return nil }
 
 func (l looks) ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error) {
 	if len(w.Realities)+len(w.Intents) == 0 {

@@ -5,14 +5,15 @@ import (
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/placement"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // event is what the cache says: something that the farm's watches have seen.
 type event any
 
 type (
-	bellRang struct{ rcID string }
-	bellGone struct{ rcID string }
+	bellRang struct{ unit string }
+	bellGone struct{ unit string }
 	// nodesMoved: the nodes whose use for pods may have changed, and the controllers of orphans that came or went.
 	nodesMoved   struct{ changed, orphaned map[string]bool }
 	membersMoved struct{}
@@ -32,13 +33,10 @@ type (
 func (f *Farm) route(e event) {
 	switch e := e.(type) {
 	case bellRang:
-		f.queue.Add(e.rcID)
-		for _, other := range f.kit.companionIndex.usersOf(e.rcID) {
-			f.queue.Add(other)
-		}
+		f.queue.Add(e.unit)
 	case bellGone: // probably deleted
-		if f.roster.forget(e.rcID) {
-			f.queue.Add(e.rcID)
+		if f.roster.forget(e.unit) {
+			f.queue.Add(e.unit)
 		}
 	case nodesMoved:
 		for id := range e.orphaned {
@@ -73,10 +71,11 @@ func (f *Farm) route(e event) {
 	}
 }
 
-// enqueue asks for a look at a controller soon, for another reason than its bell.
-func (f *core) enqueue(id string) {
-	if c, _ := f.roster.get(id); c != nil {
-		c.shared.looks.Ask()
+// enqueue asks for a look at a controller's unit soon, for another reason than its bell.
+func (f *core) enqueue(rcID string) {
+	id := rc.UnitOf(rcID)
+	if u, _ := f.roster.get(id); u != nil {
+		u.looks.Ask()
 	}
 	f.queue.Add(id)
 }
@@ -85,7 +84,7 @@ func (f *core) enqueueOwned(which func(*ReplicationController) bool) {
 	for _, c := range f.roster.all() {
 		if which(c) {
 			c.shared.looks.Ask()
-			f.queue.Add(c.ID)
+			f.queue.Add(c.unit.id)
 		}
 	}
 }

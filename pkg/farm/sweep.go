@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
@@ -43,10 +44,10 @@ func (f *Farm) sweep(ctx context.Context) error {
 		f.log.WithError(err).Warn("cannot mend the reservation of a node")
 	}
 	f.resyncSome(time.Now())
-	for _, id := range slices.Concat(ids, asked) { // whoever asks rings, but a sweep may have taken the bell of what has no record
-		c, _ := f.roster.get(id)
+	for _, id := range rc.UnitsOf(slices.Concat(ids, asked)) { // whoever asks rings, but a sweep may have taken the bell of what has no record
+		u, _ := f.roster.get(id)
 		switch {
-		case c == nil:
+		case u == nil:
 			// A lock of our own session that nobody works under is claimed again (R4). What others hold was found out
 			// when the bell was seen; the locks as listed may be older than a change of the members.
 			if !locks[id] {
@@ -54,7 +55,7 @@ func (f *Farm) sweep(ctx context.Context) error {
 				f.queue.Add(id)
 			}
 		case locks[id]:
-			c.shared.looks.Ask()
+			u.looks.Ask()
 			f.queue.Add(id) // another's: its next write finds out
 		}
 	}
@@ -67,11 +68,11 @@ const resyncsAtOnce = 64
 
 // resyncClaimed says when a controller that was claimed is resynced first: at once, unless a farm takes over many, which would
 // keep all of them from what has to be done. What has no pods needs none, unless there are books that may show some.
-func (f *Farm) resyncClaimed(c *ReplicationController, placements int) {
+func (k *kit) resyncClaimed(c *ReplicationController, placements int) {
 	switch {
-	case placements == 0 && f.kit.books == nil && !c.memory.recordless:
+	case placements == 0 && k.books == nil && !c.memory.recordless:
 		c.shared.is.lastResync = time.Now()
-	case f.resyncsLeft.Add(-1) >= 0 || c.memory.recordless:
+	case k.resyncsLeft.Add(-1) >= 0 || c.memory.recordless:
 		c.shared.is.resync = true
 	}
 }
@@ -79,7 +80,7 @@ func (f *Farm) resyncClaimed(c *ReplicationController, placements int) {
 // resyncSome asks for the resyncs that are due, spread over the time until the next sweep: those first that have waited longest, and
 // so many that all of the farm's controllers would have their turn in half of the time that one may go without.
 func (f *Farm) resyncSome(now time.Time) {
-	f.resyncsLeft.Store(resyncsAtOnce)
+	f.kit.resyncsLeft.Store(resyncsAtOnce)
 	var due []*ReplicationController
 	last := map[*ReplicationController]time.Time{}
 	owned := f.roster.all()
@@ -94,7 +95,7 @@ func (f *Farm) resyncSome(now time.Time) {
 	due = due[:min(len(due), resyncQuota(len(owned), f.cfg.SweepEvery, f.cfg.ResyncEvery))]
 	for i, c := range due {
 		c.shared.askResync()
-		f.queue.AddAfter(c.ID, f.cfg.SweepEvery*time.Duration(i)/time.Duration(len(due)))
+		f.queue.AddAfter(c.unit.id, f.cfg.SweepEvery*time.Duration(i)/time.Duration(len(due)))
 	}
 }
 

@@ -67,10 +67,10 @@ func (f *Farm) claimFreed(ctx context.Context) (more bool, err error) {
 	return more, nil
 }
 
-// manyFree is from how many controllers on a farm takes their locks before it reads any of them. Fewer are read with their locks.
+// manyFree is from how many units on a farm takes their locks before it reads any of them. Fewer are read with their locks.
 const manyFree = 64
 
-// claimAll takes the locks of many controllers that this farm should own. A look at each that it did not get claims it alone, or finds
+// claimAll takes the locks of many units that this farm should own. A look at each that it did not get claims it alone, or finds
 // out whose it is; so does a worker that is claiming one at this moment: whoever has an older fence is refused, and bumps it.
 func (f *Farm) claimAll(ctx context.Context, ids []string) {
 	if len(ids) < manyFree {
@@ -84,12 +84,11 @@ func (f *Farm) claimAll(ctx context.Context, ids []string) {
 		if known, _ := f.roster.get(id); known != nil {
 			continue
 		}
-		c := f.newController(id, fence)
+		u := f.kit.newUnit(id, fence)
 		f.kit.stops.claimed(id) // before anybody finds it
-		f.resyncClaimed(c, 1)   // it may have pods
-		if !f.roster.add(c, true) {
+		if !f.roster.add(u, true) {
 			continue // a worker was faster; its next look learns what it has learnt already
 		}
-		c.log.WithField(obs.ConsulIndex, fence.Index).Info("claimed a controller")
+		u.log.WithField(obs.ConsulIndex, fence.Index).Info("claimed a controller")
 	}
 }

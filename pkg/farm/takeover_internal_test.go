@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // What rang last comes first.
@@ -34,9 +35,10 @@ func TestResyncsAreSpread(t *testing.T) {
 	const owned = 5000
 	atOnce := 0
 	for i := range owned {
-		c := &ReplicationController{ID: fmt.Sprint(i), kit: f.kit}
-		f.resyncClaimed(c, 3)
-		f.roster.add(c, true)
+		u := unitOver(f.kit, fmt.Sprint(i), store.Fence{})
+		c := u.known(u.id)
+		f.kit.resyncClaimed(c, 3)
+		f.roster.add(u, true)
 		if c.shared.is.resync {
 			atOnce++
 		}
@@ -45,7 +47,7 @@ func TestResyncsAreSpread(t *testing.T) {
 		t.Errorf("%d of %d are checked at once, want %d", atOnce, owned, resyncsAtOnce)
 	}
 	empty := &ReplicationController{kit: f.kit}
-	if f.resyncClaimed(empty, 0); empty.shared.is.resync || empty.shared.is.lastResync.IsZero() {
+	if f.kit.resyncClaimed(empty, 0); empty.shared.is.resync || empty.shared.is.lastResync.IsZero() {
 		t.Error("what has no pods is resynced")
 	}
 	now, sweeps := time.Now(), 0

@@ -26,13 +26,13 @@ func TestWhoeverTakesOverTellsWhatWasMissed(t *testing.T) {
 	moved.Placement.Ghosts = []pod.Ghost{{Node: "ghost", Revision: 6}, {Node: "left", Revision: 6}, {Node: "runs"}}
 	moved.Ghosts = map[string]*pod.Reality{"ghost": {Revision: 5}, "left": {Revision: 6}}
 	told := map[string]scale.Request{}
-	c := &ReplicationController{ID: "r", kit: &kit{stops: newStopCounter(), tell: func(to push.Target, r scale.Request) {
+	u := unitOver(&kit{stops: newStopCounter(), tell: func(to push.Target, r scale.Request) {
 		if to.API != "https://"+to.Node {
 			t.Errorf("told at %+v", to)
 		}
 		told[to.Node] = r
-	}}, memory: memory{fence: store.Fence{Index: 42}}}
-	ps := c.newPass()
+	}}, "r", store.Fence{Index: 42})
+	ps := passOver(u)
 	ps.writer.tellMissed() // nothing was read
 	ps.snapshot = &reconcile.Snapshot{Epoch: "e1", Nodes: map[string]*node.View{"watches": {}}, Pods: []reconcile.Pod{
 		at(0, "behind", pod.Running, 5, 4), at(1, "behind", pod.Running, 5, 0), at(2, "behind", pod.Stopped, 6, 5), at(3, "done", pod.Running, 5, 5),

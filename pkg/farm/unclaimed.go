@@ -32,7 +32,7 @@ func (f *speaker) sweptAll(ids []string, locks store.LockState) {
 	defer f.mu.Unlock()
 	now := &swept{ids: ids, free: map[string]bool{}, again: f.last != nil}
 	for _, id := range ids {
-		if !locks[id] {
+		if !locks[rc.UnitOf(id)] {
 			now.free[id] = true
 			if f.last != nil && f.last.free[id] {
 				now.unclaimed = append(now.unclaimed, id)

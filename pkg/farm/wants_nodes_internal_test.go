@@ -9,6 +9,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // A controller whose pods are all placed, but one of which cannot leave its node for want of another, is looked at when any
@@ -17,8 +18,8 @@ func TestAMoveWithoutRoomWantsNodes(t *testing.T) {
 	t.Parallel()
 	other := map[string]bool{"n9": true}
 	for missing, want := range map[int]bool{0: false, 1: true} {
-		c := &ReplicationController{kit: &kit{stops: newStopCounter()}}
-		ps := c.newPass()
+		u := unitOver(&kit{stops: newStopCounter()}, "web", store.Fence{})
+		c, ps := u.known("web"), passOver(u)
 		plan := &reconcile.Plan{Status: rc.Status{Desired: 2, Placed: 2}}
 		s := &reconcile.Snapshot{Now: time.Now()}
 		plan.Short(s, make([]pod.Identity, missing), "drained 3", time.Second)
@@ -44,8 +45,8 @@ func TestAControllerWithItsPodsWantsNoNodes(t *testing.T) {
 		"one has not landed":    {desired: 3, wrote: 1, want: true},
 		"none is known to have": {desired: 3, wrote: 2, err: errors.New("unknown"), want: true},
 	} {
-		c := &ReplicationController{kit: &kit{stops: newStopCounter()}}
-		ps := c.newPass()
+		u := unitOver(&kit{stops: newStopCounter()}, "web", store.Fence{})
+		c, ps := u.known("web"), passOver(u)
 		ps.snapshot = &reconcile.Snapshot{Now: time.Now()}
 		plan := &reconcile.Plan{Status: rc.Status{Desired: try.desired, Placed: 1}, Changes: []reconcile.Change{place, place}}
 		ps.remember(plan, try.wrote, try.err)

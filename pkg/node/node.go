@@ -29,9 +29,6 @@ type Node struct {
 	API              string            `json:"api,omitempty"`               // URL of the preparer's HTTP API (logs, commands); empty: none
 	Incarnation      string            `json:"incarnation"`                 // of the preparer process
 	Epoch            string            `json:"nonce"`                       // cluster epoch that it has seen (R1)
-	// CountsDrops: the preparer counts the copies that stop being available (ADR 11). While one does not, whatever its node reports
-	// may be a drop.
-	CountsDrops bool `json:"counts_drops,omitempty"`
 	// EnforcesStopAfter: every supervisor of the node that runs a pod with disconnect.stop_after stops it by itself, whatever becomes of the
 	// preparer. Without it time alone says nothing of ordered pods there (ADR 23).
 	EnforcesStopAfter bool `json:"enforces_stop_after,omitempty" feature:"ordered"`

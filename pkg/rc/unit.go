@@ -22,9 +22,24 @@ func UnitOf(id string) string {
 func RevisionID(unit string, revision int64) string { return fmt.Sprintf("%s-%d", unit, revision) }
 
 // PreDeployID returns the id of the controller that runs before a service's revision.
-func PreDeployID(unit string, revision int64) string { return RevisionID(unit, revision) + preDeployTail }
+func PreDeployID(unit string, revision int64) string {
+	return RevisionID(unit, revision) + preDeployTail
+}
 
 const preDeployTail = "-pre"
 
 // IsPreDeploy reports whether an id is that of a controller which runs before a revision. Its pods count for no service.
 func IsPreDeploy(id string) bool { return UnitOf(id) != id && strings.HasSuffix(id, preDeployTail) }
+
+// UnitsOf returns the units of some controllers, each once, in the order of the controllers.
+func UnitsOf(ids []string) []string {
+	var units []string
+	known := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		if unit := UnitOf(id); !known[unit] {
+			known[unit] = true
+			units = append(units, unit)
+		}
+	}
+	return units
+}

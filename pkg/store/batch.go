@@ -3,6 +3,8 @@ package store
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -18,6 +20,8 @@ type Batch struct {
 	Fence   Fence
 	RCID    string
 	RCIndex uint64 // zero: there must be no record, as when orphans without a controller are swept
+	// Beside are the indices of the records of the unit's other controllers, by id: operators change them, too.
+	Beside map[string]uint64
 	// Newest is the last reported of the realities that are relied on besides; nil: none is.
 	Newest *Reported
 	Part
@@ -60,6 +64,9 @@ func (t *Batches) ops(b *Batch) []consul.Op {
 // head is what every batch depends on.
 func (t *Batches) head(b *Batch) []consul.Op {
 	ops := append(b.Fence.Ops(), t.sameRC(b.RCID, b.RCIndex))
+	for _, id := range slices.Sorted(maps.Keys(b.Beside)) {
+		ops = append(ops, t.sameRC(id, b.Beside[id]))
+	}
 	if n := b.Newest; n != nil {
 		if _, twice := b.Reported[n.At]; !twice {
 			ops = append(ops, consul.CheckIndex(t.keys.Realities.Key(n.Node, n.Identity.String()), n.Index))
@@ -93,17 +100,14 @@ func (t *Batches) Commit(ctx context.Context, b *Batch) error {
 			b.Landed = max(b.Landed, index)
 		}
 	}
-	drops := []string{t.keys.Drops.Key(b.RCID)}
-	for id := range b.Companions {
-		drops = append(drops, t.keys.Drops.Key(id))
-	}
+	drops := t.keys.Drops.Key(b.RCID)
 	if b.Newest != nil {
 		newest := t.keys.Realities.Key(b.Newest.Node, b.Newest.Identity.String())
-		if consul.RefusedOn(err, newest) && consul.RefusedOnly(err, append(drops, newest)...) {
+		if consul.RefusedOn(err, newest) && consul.RefusedOnly(err, drops, newest) {
 			return errors.Join(ErrReported, err)
 		}
 	}
-	if consul.RefusedOnly(err, drops...) {
+	if consul.RefusedOnly(err, drops) {
 		return errors.Join(ErrDropped, err)
 	}
 	return err
@@ -123,11 +127,12 @@ func (t *underLock) fencedIndices(ctx context.Context, ops []consul.Op) (map[str
 // LockRefused reports whether a transaction was refused because its fence does not hold.
 func LockRefused(err error, f Fence) bool { return consul.RefusedOn(err, f.Key) }
 
-// Finish removes what is left of a deleted controller: record, name, bell, drops, stops, status and lock, in the last transaction under
-// its lock. It returns like Commit.
+// Finish removes what is left of a deleted controller: record, name, requests and status. With the last one of its unit go the unit's bell,
+// drops and lock, if the bell has not rung since it was read at last, which is its index: zero for a controller that is not the last. It
+// returns like Commit.
 // schemaIndex is a condition too: nothing is forgotten in a world that has become another one (R1). An error that matches
 // neither ErrRefused nor ErrUnknown says that the name could not be read, and nothing was sent.
-func (t *Owners) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], schemaIndex uint64, a Audit) error {
+func (t *Owners) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], last uint64, schemaIndex uint64, a Audit) error {
 	id := rec.Value.ID
 	ops := append(f.Ops(), consul.CheckIndex(t.keys.Schema.Key(), schemaIndex), t.sameRC(id, rec.Index))
 	if rec.Index != 0 {
@@ -135,11 +140,13 @@ func (t *Owners) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], schemaInde
 	}
 	ops = append(ops,
 		consul.Delete(t.keys.Statuses.Key(id)),
-		consul.Delete(t.keys.Bells.Key(id)),
 		consul.DeleteTree(t.keys.Requests.Below(id)),
 		t.audit(a),
 	)
-	ops = append(ops, t.forgetDrops(id)...)
+	if last != 0 { // a controller that is made rings
+		bell := t.keys.Bells.Key(id)
+		ops = append(append(ops, consul.DeleteCAS(bell, last), consul.Delete(f.Key)), t.forgetDrops(id)...)
+	}
 	// The name may have been given to another controller by hand, after a wipe for instance.
 	name, err := t.c.Get(ctx, t.keys.Names.Key(rec.Value.Name), consul.Consistent)
 	if err != nil && !errors.Is(err, ErrNotFound) {
@@ -148,7 +155,7 @@ func (t *Owners) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], schemaInde
 	if err == nil && string(name.Value) == id {
 		ops = append(ops, consul.DeleteCAS(name.Key, name.ModifyIndex))
 	}
-	return t.fenced(ctx, append(ops, consul.Delete(f.Key)))
+	return t.fenced(ctx, ops)
 }
 
 // RestoreBreaker creates the breaker record where it is missing: without it nothing may be stopped.
@@ -156,7 +163,14 @@ func (t *Duties) RestoreBreaker(ctx context.Context) error {
 	return t.create(ctx, cas(t.keys.Breaker.Key(), Breaker{}, 0))
 }
 
-// Abandon removes the lock and the status of a controller whose record is gone.
-func (t *Owners) Abandon(ctx context.Context, rcID string, f Fence) error {
-	return t.fenced(ctx, append(f.Ops(), consul.CheckMissing(t.keys.RCs.Key(rcID)), consul.Delete(t.keys.Statuses.Key(rcID)), consul.Delete(f.Key)))
+// Abandon removes the statuses of controllers that have no record, and with free the lock of their unit, which has no controller then.
+func (t *Owners) Abandon(ctx context.Context, f Fence, gone []string, free bool) error {
+	ops := f.Ops()
+	for _, id := range gone {
+		ops = append(ops, consul.CheckMissing(t.keys.RCs.Key(id)), consul.Delete(t.keys.Statuses.Key(id)))
+	}
+	if free {
+		ops = append(ops, consul.Delete(f.Key))
+	}
+	return t.fenced(ctx, ops)
 }

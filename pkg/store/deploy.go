@@ -173,6 +173,7 @@ func (s *Deployments) ForgetService(ctx context.Context, svc *record.Service, ma
 	name := svc.Deployed.Service
 	ops := []consul.Op{consul.DeleteCAS(s.keys.Deployed.Key(name), svc.Index), consul.DeleteTree(s.keys.Entries.Below(name)), consul.CheckMissing(s.keys.Rollouts.Key(name))}
 	at := audit.At.Truncate(time.Second)
+	var marked []string
 	for _, c := range svc.Controllers {
 		if c.RC.DeletedAt != nil {
 			continue
@@ -182,8 +183,10 @@ func (s *Deployments) ForgetService(ctx context.Context, svc *record.Service, ma
 		if massStop {
 			c.RC.AllowMassStop = c.RC.Generation
 		}
-		ops = append(ops, s.casRC(ctx, c.RC, c.Index), s.ring(c.RC.ID))
+		ops = append(ops, s.casRC(ctx, c.RC, c.Index))
+		marked = append(marked, c.RC.ID)
 	}
+	ops = append(ops, s.rings(marked...)...)
 	return s.commitDefinitely(ctx, "service "+name, audit, ops...)
 }
 

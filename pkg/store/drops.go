@@ -11,9 +11,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Drops tells how many copies of a controller's pods have stopped counting as available, as its nodes say (ADR 11).
+// Drops tells how many copies of a unit's pods have stopped counting as available, as its nodes say (ADR 11).
 type Drops struct {
-	// Index is that of the controller's key, which every drop moves, and Created that of its creation. Zero: there is none, and
+	// Index is that of the unit's key, which every drop moves, and Created that of its creation. Zero: there is none, and
 	// nothing is known.
 	Index, Created uint64
 	Counts         map[string]DropCount // by node; nil when they were not read
@@ -25,7 +25,7 @@ type DropCount struct {
 	Drops   int64
 }
 
-// Since returns how many copies have dropped since an earlier listing. It is not known where the controller's key is missing or was
+// Since returns how many copies have dropped since an earlier listing. It is not known where the unit's key is missing or was
 // made anew, or where a counter went back, vanished, was made anew or cannot be read: then what counts must be read again.
 func (d Drops) Since(before Drops) (drops int64, known bool) {
 	switch {
@@ -51,12 +51,12 @@ func (d Drops) Since(before Drops) (drops int64, known bool) {
 	return drops, true
 }
 
-// dropsOf picks a controller's drops out of what was read.
-func (s *db) dropsOf(rcID string, found map[string]consul.Pair, below []consul.Pair) Drops {
-	own := found[s.keys.Drops.Key(rcID)]
+// dropsOf picks a unit's drops out of what was read.
+func (s *db) dropsOf(unit string, found map[string]consul.Pair, below []consul.Pair) Drops {
+	own := found[s.keys.Drops.Key(unit)]
 	d := Drops{Index: own.ModifyIndex, Created: own.CreateIndex, Counts: map[string]DropCount{}}
 	for _, p := range below {
-		if node, ours := strings.CutPrefix(p.Key, s.keys.Drops.Below(rcID)); ours {
+		if node, ours := strings.CutPrefix(p.Key, s.keys.Drops.Below(unit)); ours {
 			d.Counts[node] = dropCountOf(p)
 		}
 	}
@@ -82,12 +82,12 @@ type counter struct {
 }
 
 // dropOps returns what a report transaction says about drops, besides the realities, and the counters as they are after it.
-// Each drop moves the controller's key and raises the node's counter, by cas: a report of unknown outcome that lands late
+// Each drop moves the unit's key and raises the node's counter, by cas: a report of unknown outcome that lands late
 // must not set it back. The exception is a copy that the node was told to stop, or to have stand by: its owner does not count it any more, which
 // the transaction proves by the index of the intent.
 func (t *NodeSession) dropOps(ctx context.Context, writes []RealityWrite) ([]consul.Op, map[string]counter, error) {
 	var ops []consul.Op
-	dropped := map[string]int64{} // by controller
+	dropped := map[string]int64{} // by unit
 	for i := range writes {
 		w := &writes[i]
 		switch {
@@ -95,7 +95,7 @@ func (t *NodeSession) dropOps(ctx context.Context, writes []RealityWrite) ([]con
 		case w.StopIndex != 0:
 			ops = append(ops, consul.CheckIndex(t.keys.Intents.Key(t.name, w.Reality.Identity.String()), w.StopIndex))
 		default:
-			dropped[w.Reality.RCID]++
+			dropped[rc.UnitOf(w.Reality.RCID)]++
 		}
 	}
 	counters, err := t.counters(ctx, dropped)
@@ -116,7 +116,7 @@ func (t *NodeSession) dropOps(ctx context.Context, writes []RealityWrite) ([]con
 	return ops, counters, nil
 }
 
-// counters returns the node's counters of some controllers, and reads those that it does not know.
+// counters returns the node's counters of some units, and reads those that it does not know.
 func (t *NodeSession) counters(ctx context.Context, of map[string]int64) (map[string]counter, error) {
 	known := make(map[string]counter, len(of))
 	var keys []string
@@ -161,42 +161,58 @@ func (t *NodeSession) counted(counters map[string]counter, written map[string]ui
 	}
 }
 
-// SweepDrops removes the drops and stops of controllers that have no record any more, at most so many controllers', and returns of how
-// many. A node whose machine was away for long reports after the controller's last transaction.
+// SweepDrops removes the drops of units that have no controller any more, at most so many units', and returns of how many. A node whose
+// machine was away for long reports after the unit's last transaction.
 func (s *Leader) SweepDrops(ctx context.Context, most int) (int, error) {
 	stray := map[string]bool{}
-	for _, prefix := range []string{s.keys.Drops.Key(), s.keys.Stops.Key()} {
-		keys, err := s.c.Children(ctx, prefix)
-		if err != nil {
-			return 0, err
-		}
-		for _, key := range keys {
-			stray[strings.TrimSuffix(strings.TrimPrefix(key, prefix), "/")] = true
-		}
+	keys, err := s.c.Children(ctx, s.keys.Drops.Key())
+	if err != nil {
+		return 0, err
+	}
+	for _, key := range keys {
+		stray[strings.TrimSuffix(strings.TrimPrefix(key, s.keys.Drops.Key()), "/")] = true
 	}
 	ids, err := s.RCs.IDs(ctx) // later: whatever is created meanwhile is among them
 	if err != nil {
 		return 0, err
 	}
 	for _, id := range ids {
-		delete(stray, id)
+		delete(stray, rc.UnitOf(id))
 	}
 	removed := 0
 	for id := range maps.Keys(stray) {
 		if removed == most {
 			break
 		}
-		_, err := s.fenced(ctx, append(s.forgetDrops(id), consul.CheckMissing(s.keys.RCs.Key(id))))
-		if err != nil {
+		bell := s.keys.Bells.Key(id) // it rings with each controller that is made
+		_, err := s.fenced(ctx, append(s.forgetDrops(id), consul.CheckMissing(bell)))
+		switch {
+		case consul.RefusedOn(err, bell): // a stray one is removed first
+		case err != nil:
 			return removed, err
+		default:
+			removed++
 		}
-		removed++
 	}
 	return removed, nil
 }
 
-func (s *db) forgetDrops(rcID string) []consul.Op {
-	return []consul.Op{consul.Delete(s.keys.Drops.Key(rcID)), consul.DeleteTree(s.keys.Drops.Below(rcID)), consul.Delete(s.keys.Stops.Key(rcID))}
+func (s *db) forgetDrops(unit string) []consul.Op {
+	return []consul.Op{consul.Delete(s.keys.Drops.Key(unit)), consul.DeleteTree(s.keys.Drops.Below(unit))}
+}
+
+// DropsOf lists a unit's drops.
+func (t *Passes) DropsOf(ctx context.Context, unit string) (Drops, error) {
+	found, below, err := t.merged.Read(ctx, consul.Reading{Keys: []string{t.keys.Drops.Key(unit)}, Prefixes: []string{t.keys.Drops.Below(unit)}}, consul.Default)
+	if err != nil {
+		return Drops{}, err
+	}
+	return t.dropsOf(unit, found, below), nil
+}
+
+// MakeDrops makes the key of a unit's drops where it is missing. Whoever has looked before must look again.
+func (s *db) MakeDrops(ctx context.Context, unit string) error {
+	return s.create(ctx, consul.CAS(s.keys.Drops.Key(unit), []byte(NewID()), 0))
 }
 
 // drops reports whether the write makes a copy that counted as available, as it was reported at Index, one that does not.

@@ -127,24 +127,24 @@ func (t *Owners) Join(ctx context.Context, m Member) error {
 	return err
 }
 
-// Claimed is a lock that was taken, with what ReadHead would have returned at that moment.
+// Claimed is a lock that was taken, with what ReadUnit would have returned at that moment.
 type Claimed struct {
 	Fence   Fence
-	Head    Head
-	HeadErr error
+	Unit    Unit
+	UnitErr error
 }
 
-// Claim takes the lock of a controller and reads its head with it: a farm that takes over claims thousands. It returns
+// Claim takes the lock of a unit and reads the unit with it: a farm that takes over claims thousands. It returns
 // *consul.LockedError (see LockedBy) when another farm holds the lock, ErrLost when the session is dead.
-func (t *Owners) Claim(ctx context.Context, rcID string) (Claimed, error) {
+func (t *Owners) Claim(ctx context.Context, unit string) (Claimed, error) {
 	sent := time.Now()
-	f, found, below, err := t.merged.AcquireReading(ctx, t.keys.Locks.Key(rcID), t.sess.Releasing, t.lockValue, t.headKeys(rcID))
+	f, found, below, err := t.merged.AcquireReading(ctx, t.keys.Locks.Key(unit), t.sess.Releasing, t.lockValue, t.unitKeys(unit, ""))
 	got := Claimed{Fence: f}
 	switch {
 	case err == nil:
-		got.Head, got.HeadErr = t.headOf(rcID, found, below)
-	case f.Key != "": // the lock is ours, but the token may not read all of the head
-		got.HeadErr = err
+		got.Unit = t.unitOf(unit, "", found, below)
+	case f.Key != "": // the lock is ours, but the token may not read all of the unit
+		got.UnitErr = err
 	default:
 		return got, err
 	}
@@ -152,15 +152,15 @@ func (t *Owners) Claim(ctx context.Context, rcID string) (Claimed, error) {
 	return got, nil
 }
 
-// ClaimAll takes the locks of several controllers and reads nothing. It returns the fences of those that it surely got; for the others,
+// ClaimAll takes the locks of several units and reads nothing. It returns the fences of those that it surely got; for the others,
 // and only for them, there is an error, and Claim tells what is true of each.
-func (t *Owners) ClaimAll(ctx context.Context, rcIDs []string) (map[string]Fence, error) {
-	keys := t.keys.Locks.Keys(rcIDs)
+func (t *Owners) ClaimAll(ctx context.Context, units []string) (map[string]Fence, error) {
+	keys := t.keys.Locks.Keys(units)
 	sent := time.Now()
 	byKey, err := t.c.Locks.AcquireAll(ctx, keys, t.sess.Releasing, t.lockValue)
 	_ = t.sess.Answered(sent, err)
 	got := make(map[string]Fence, len(byKey))
-	for i, id := range rcIDs {
+	for i, id := range units {
 		if f, ok := byKey[keys[i]]; ok {
 			got[id] = f
 		}
@@ -174,23 +174,23 @@ func (t *Owners) Bump(ctx context.Context, f Fence) (Fence, error) {
 	return t.c.Locks.Bump(ctx, f, t.lockValue)
 }
 
-// Release gives the lock of a controller up and rings its bell, so that others notice. It bears the whole fence: a release that
+// Release gives the lock of a unit up and rings its bell, so that others notice. It bears the whole fence: a release that
 // arrives late must not give up what the same session has taken again since.
-func (t *Owners) Release(ctx context.Context, rcID string, f Fence) error {
-	_, err := t.c.Commit(ctx, append(f.Ops(), consul.Unlock(f.Key, t.lockValue(), f.Session), t.ring(rcID)))
+func (t *Owners) Release(ctx context.Context, unit string, f Fence) error {
+	_, err := t.c.Commit(ctx, append(f.Ops(), consul.Unlock(f.Key, t.lockValue(), f.Session), t.ring(unit)))
 	return err
 }
 
-// Ring rings the bell of a controller.
+// Ring rings the bell of a controller's unit.
 func (s *db) Ring(ctx context.Context, rcID string) error {
 	_, err := s.c.Commit(ctx, []consul.Op{s.ring(rcID)})
 	return err
 }
 
-// LockState is what is known of all locks: those that somebody else holds, by controller id.
+// LockState is what is known of all locks: the units whose lock somebody else holds.
 type LockState map[string]bool
 
-// Locks reads which controllers other sessions than this one own.
+// Locks reads which units other sessions than this one own.
 func (t *Owners) Locks(ctx context.Context) (LockState, error) {
 	pairs, err := t.c.List(ctx, t.keys.Locks.Key(), consul.Default)
 	if err != nil {
@@ -198,14 +198,14 @@ func (t *Owners) Locks(ctx context.Context) (LockState, error) {
 	}
 	state := LockState{}
 	for _, p := range pairs {
-		if id, ok := t.keys.lockedRC(p.Key); ok && p.Session != "" && p.Session != t.sess.Releasing {
-			state[id] = true
+		if unit, ok := t.keys.lockedUnit(p.Key); ok && p.Session != "" && p.Session != t.sess.Releasing {
+			state[unit] = true
 		}
 	}
 	return state, nil
 }
 
-// SweepBells makes the bells that are missing and removes those whose controller is gone (R4), unless something is asked about it. It returns the ids of all
+// SweepBells makes the bells that are missing and removes those whose unit is gone (R4), unless something is asked about it. It returns the ids of all
 // controllers, and those without a record about which something is asked.
 func (t *Owners) SweepBells(ctx context.Context) (ids, asked []string, err error) {
 	if ids, err = t.RCs.IDs(ctx); err != nil {
@@ -224,7 +224,7 @@ func (t *Owners) SweepBells(ctx context.Context) (ids, asked []string, err error
 			there[id], asked = true, append(asked, id)
 		}
 	}
-	keep := slices.Concat(ids, asked)
+	keep := rc.UnitsOf(slices.Concat(ids, asked))
 	for shard := range Shards {
 		bells, err := t.c.List(ctx, t.keys.Bells.Shard(shard), consul.Default)
 		if err != nil {
@@ -237,15 +237,15 @@ func (t *Owners) SweepBells(ctx context.Context) (ids, asked []string, err error
 	return ids, asked, nil
 }
 
-func (t *Owners) sweepShard(ctx context.Context, shard int, bells []consul.Pair, ids []string) error {
+func (t *Owners) sweepShard(ctx context.Context, shard int, bells []consul.Pair, units []string) error {
 	have := map[string]uint64{}
 	for _, p := range bells {
 		have[p.Key] = p.ModifyIndex
 	}
 	var acts [][]consul.Op // each lands whole or not at all
-	for _, id := range ids {
-		key := t.keys.Bells.Key(id)
-		if shardOf(id) != shard {
+	for _, unit := range units {
+		key := t.keys.Bells.Key(unit)
+		if shardOf(unit) != shard {
 			continue
 		}
 		if _, ok := have[key]; !ok {
@@ -255,63 +255,15 @@ func (t *Owners) sweepShard(ctx context.Context, shard int, bells []consul.Pair,
 	}
 	delete(have, t.keys.Bells.Shard(shard)) // the marker
 	for key, index := range have {
-		acts = append(acts, []consul.Op{consul.CheckMissing(t.keys.RCs.Key(key[len(t.keys.Bells.Shard(shard)):])), consul.DeleteCAS(key, index)})
+		acts = append(acts, []consul.Op{consul.DeleteCAS(key, index)}) // a controller that is made rings
 	}
-	for chunk := range slices.Chunk(acts, consul.MaxTxnOps/2) {
+	for chunk := range slices.Chunk(acts, consul.MaxTxnOps) {
 		// A refusal means that something changed meanwhile; the next sweep sees it.
 		if _, err := t.c.Commit(ctx, slices.Concat(chunk...)); err != nil && !errors.Is(err, ErrRefused) {
 			return err
 		}
 	}
 	return nil
-}
-
-// Head is what a pass reads first, in one transaction.
-type Head struct {
-	RC        Rec[rc.RC]
-	BellIndex uint64 // zero: there is no bell
-	Drops     Drops  // without counters
-	Status    *rc.Status
-	Requests  []Rec[Request] // oldest first; one that cannot be read asks for nothing
-	// Placements are those that can be read; Corrupt has an error for each of the others.
-	Placements []Rec[pod.Placement]
-	Corrupt    []error
-}
-
-// ReadHead reads a controller with its bell, the key of its drops, its status, its placements and what is asked of its owner. Everything that is
-// read later is at least as new as the bell. It returns ErrNotFound when there is no such controller, and *CorruptError when
-// its record cannot be read, both with the rest.
-func (t *Passes) ReadHead(ctx context.Context, rcID string, consistent bool) (Head, error) {
-	found, below, err := t.merged.Read(ctx, t.headKeys(rcID), levelOf(consistent))
-	if err != nil {
-		return Head{}, err
-	}
-	return t.headOf(rcID, found, below)
-}
-
-func (t *underLock) headKeys(rcID string) consul.Reading {
-	return consul.Reading{
-		Keys:     []string{t.keys.Bells.Key(rcID), t.keys.RCs.Key(rcID), t.keys.Statuses.Key(rcID), t.keys.Drops.Key(rcID)},
-		Prefixes: []string{t.keys.Requests.Below(rcID), t.keys.Pods.Below(rcID)},
-	}
-}
-
-// headOf fills in what can be read, also when the record cannot be.
-func (t *underLock) headOf(rcID string, found map[string]consul.Pair, below []consul.Pair) (h Head, err error) {
-	pods := slices.IndexFunc(below, func(p consul.Pair) bool { return strings.HasPrefix(p.Key, t.keys.Pods.Below(rcID)) })
-	if pods < 0 {
-		pods = len(below)
-	}
-	h.Requests, _ = each(below[:pods], t.Requests.decode)
-	h.Placements, h.Corrupt = each(below[pods:], t.Pods.recall)
-	h.BellIndex = found[t.keys.Bells.Key(rcID)].ModifyIndex
-	own := found[t.keys.Drops.Key(rcID)]
-	h.Drops = Drops{Index: own.ModifyIndex, Created: own.CreateIndex}
-	h.Status = t.statusOf(found, rcID)
-	if h.RC, err = t.RCs.recallIn(found, t.keys.RCs.Key(rcID)); h.RC.Index == 0 {
-		err = ErrNotFound
-	}
-	return h, err
 }
 
 // At names one identity on one node.
@@ -434,9 +386,9 @@ func (s *Agents) PreparerMeta(nodeName string) map[string]string {
 	return map[string]string{nodeMeta: nodeName, prefixMeta: s.keys.Prefix(), emulatesMeta: s.guard.own()}
 }
 
-// IsLocked reports whether another session than this one owns a controller.
-func (t *Owners) IsLocked(ctx context.Context, rcID string) (bool, error) {
-	return t.lockedElsewhere(ctx, t.keys.Locks.Key(rcID))
+// IsLocked reports whether another session than this one owns a unit.
+func (t *Owners) IsLocked(ctx context.Context, unit string) (bool, error) {
+	return t.lockedElsewhere(ctx, t.keys.Locks.Key(unit))
 }
 
 func (t *underLock) lockedElsewhere(ctx context.Context, lock string) (bool, error) {
@@ -495,4 +447,15 @@ func (s *Agents) LivingAgents(ctx context.Context, agents []string) (map[string]
 func (t *Duties) TripBreaker(ctx context.Context, index uint64, b Breaker, a Audit) error {
 	_, err := t.c.Commit(ctx, []consul.Op{cas(t.keys.Breaker.Key(), b, index), t.audit(a)})
 	return conflictOn(err, t.keys.Breaker.Key())
+}
+
+// reportedAt returns the indices of realities, also of those that cannot be read.
+func reportedAt(keys *Keys, found map[string]consul.Pair, wanted []At) map[At]uint64 {
+	reported := make(map[At]uint64, len(wanted))
+	for _, at := range wanted {
+		if p, ok := found[keys.Realities.At(at)]; ok {
+			reported[at] = p.ModifyIndex
+		}
+	}
+	return reported
 }

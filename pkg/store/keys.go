@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // DefaultPrefix is where everything lives unless a daemon is told otherwise.
@@ -21,22 +22,36 @@ type Kind struct {
 	prefix  string
 	tail    string // of the key after the first part of the id
 	sharded bool   // by the first part of the id
+	unit    bool   // one for all controllers of a unit: the id of any of them names it
 }
 
 // Key is the key of the record with an id, which may have several parts; without any: the prefix of all records, and their marker, or the key of the
 // only one.
 func (k Kind) Key(id ...string) string {
-	switch {
-	case len(id) == 0:
+	if len(id) == 0 {
 		return k.prefix
+	}
+	first := k.of(id[0])
+	switch {
 	case k.sharded:
-		return k.Shard(shardOf(id[0])) + id[0]
+		return k.Shard(shardOf(first)) + first
 	case len(id) == 1:
-		return k.prefix + id[0] + k.tail
+		return k.prefix + first + k.tail
 	default:
-		return k.prefix + id[0] + k.tail + "/" + strings.Join(id[1:], "/")
+		return k.prefix + first + k.tail + "/" + strings.Join(id[1:], "/")
 	}
 }
+
+// of returns the first part of the key of an id.
+func (k Kind) of(id string) string {
+	if k.unit {
+		return rc.UnitOf(id)
+	}
+	return id
+}
+
+// OfUnit is what the keys of all controllers of a unit begin with. Where a unit's id is no ULID others may begin with it, too.
+func (k Kind) OfUnit(unit string) string { return k.prefix + unit }
 
 // Keys are the keys of several records, each with an id of one part.
 func (k Kind) Keys(ids []string) []string {
@@ -44,7 +59,7 @@ func (k Kind) Keys(ids []string) []string {
 }
 
 // Below is the prefix, and the marker key, of the records whose ids begin with a part.
-func (k Kind) Below(id string) string { return k.prefix + id + k.tail + "/" }
+func (k Kind) Below(id string) string { return k.prefix + k.of(id) + k.tail + "/" }
 
 // first returns the first part of the id that a key is made of.
 func (k Kind) first(key string) string {
@@ -68,12 +83,12 @@ type Keys struct {
 	Schema, Synced, Breaker, Incidents Kind // one record each
 	Gone, Gate                         Kind // one record each (ADR 27, ADR 28)
 	Manifests, Audits                  Kind // by digest; by ULID
-	RCs, Bells, Locks, Statuses        Kind // by id of a controller
+	RCs, Statuses                      Kind // by id of a controller
+	Bells, Locks, Drops                Kind // by unit; below that of drops are counters by node (ADR 29, ADR 11)
 	Names                              Kind // of controllers; the id of one
 	Requests                           Kind // by controller, and ULID or leader-<node>
 	Pods                               Kind // placements, by identity
 	Intents, Realities                 Kind // by node and identity
-	Stops, Drops                       Kind // by controller; below that of drops are counters by node (ADR 16, ADR 11)
 	Nodes, NodeOps, Reservations       Kind // by node
 	OrphanPages                        Kind // by node and number
 	Farms                              Kind // by farm
@@ -90,15 +105,15 @@ func NewKeys(prefix string) (*Keys, error) {
 	}
 	at := func(path string) Kind { return Kind{prefix: prefix + path} }
 	sharded := func(path string) Kind { return Kind{prefix: prefix + path, sharded: true} }
+	unit := func(k Kind) Kind { k.unit = true; return k }
 	each := func(path, tail string) Kind { return Kind{prefix: prefix + path, tail: tail} }
 	return &Keys{
 		prefix: prefix,
 		Schema: at("schema"), Gate: at("gate"), Synced: at("settled"), Breaker: at("breaker"), Incidents: at("incidents"), Gone: at("gone"),
 		Manifests: at("manifests/"), Audits: at("audit/"),
-		RCs: at("rcs/"), Bells: sharded("bells/"), Locks: at("locks/"), Statuses: at("status/"),
+		RCs: at("rcs/"), Statuses: at("status/"), Bells: unit(sharded("bells/")), Locks: unit(at("locks/")), Drops: unit(at("drops/")),
 		Names: at("names/"), Requests: at("requests/"),
 		Pods: at("pods/"), Intents: at("intent/"), Realities: at("reality/"),
-		Stops: at("stops/"), Drops: at("drops/"),
 		Nodes: sharded("nodes/"), NodeOps: sharded("nodeops/"), Reservations: at("reservations/"), OrphanPages: at("orphans/"),
 		Farms: at("farms/"),
 		Heard: at("heard/"), HeardFarms: at("heard/farms/"), HeardNodes: at("heard/nodes/"),

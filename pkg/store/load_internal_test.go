@@ -36,15 +36,7 @@ func (p *parts) claim(id pod.Identity) node.Claim {
 func (p *parts) change(nodes []string) Part {
 	index := rapid.SampledFrom([]uint64{0, 7})
 	part := Part{
-		SchemaIndex: index.Draw(p.T, "schema"), BreakerIndex: index.Draw(p.T, "breaker"), BellIndex: index.Draw(p.T, "bell"),
-		DropsIndex: index.Draw(p.T, "drops"),
-	}
-	part.NotifyCompanions = rapid.Bool().Draw(p.T, "notify")
-	for i := range rapid.IntRange(0, 5).Draw(p.T, "companions") {
-		if part.Companions == nil {
-			part.Companions = map[string]CompanionIndices{}
-		}
-		part.Companions[fmt.Sprint("web-", i)] = CompanionIndices{Stops: index.Draw(p.T, "stops"), Drops: index.Draw(p.T, "its drops"), Bell: index.Draw(p.T, "its bell"), Record: index.Draw(p.T, "its record")}
+		SchemaIndex: index.Draw(p.T, "schema"), BreakerIndex: index.Draw(p.T, "breaker"), DropsIndex: index.Draw(p.T, "drops"),
 	}
 	id := pod.Identity{RCID: "web", Role: rapid.StringMatching(`[a-z]{1,10}`).Draw(p.T, "role"), Index: p.made}
 	p.made++

@@ -206,3 +206,16 @@ func (s *Leader) DeleteManifest(ctx context.Context, ref ManifestRef) error {
 	_, err := s.fenced(ctx, []consul.Op{consul.DeleteCAS(s.keys.Manifests.Key(ref.Digest), ref.Index)})
 	return err
 }
+
+// othersOf picks manifests out of what was read.
+func (s *db) othersOf(found map[string]consul.Pair, digests []string) (map[string]*manifest.Manifest, map[string]error) {
+	manifests, errs := map[string]*manifest.Manifest{}, map[string]error{}
+	for _, digest := range digests {
+		if m, _, err := s.manifestOf(found, digest); err == nil {
+			manifests[digest] = m
+		} else {
+			errs[digest] = err
+		}
+	}
+	return manifests, errs
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // NodeSession is what a preparer may write while its session holds its node's lock.
@@ -25,7 +26,7 @@ type NodeSession struct {
 	orphans orphanPages
 
 	mu    sync.Mutex
-	drops map[string]counter // by controller; those that are known
+	drops map[string]counter // by unit; those that are known
 }
 
 // NodeSession returns the writer for one node under one session. Nothing can be written before AcquireNode.
@@ -62,7 +63,7 @@ func hostText(n node.Node) string {
 }
 
 // AcquireNode takes the node's lock and writes the record with it, or writes it again under the lock that is held. The record's
-// Incarnation and ConsulNode are replaced by the session's, it says that drops are counted and what this program emulates, and lacks what the gate does not allow. It returns *NameConflictError when the name belongs to another host,
+// Incarnation and ConsulNode are replaced by the session's, it says what this program emulates, and lacks what the gate does not allow. It returns *NameConflictError when the name belongs to another host,
 // whether or not that one holds the lock now, unless that one's agent is gone or takeOver is set; *consul.LockedError when
 // another session has the lock; and ErrLost when the session is dead. A record that is missing or unreadable belongs to
 // nobody. Where the record says other labels than before, the reservation gets their version in the same transaction (ADR 12); a
@@ -72,7 +73,7 @@ func (t *NodeSession) AcquireNode(ctx context.Context, n node.Node, takeOver boo
 		return fmt.Errorf("read the gate: %w", err)
 	}
 	sent := time.Now()
-	n.Incarnation, n.ConsulNode, n.CountsDrops, n.EmulationVersion = t.sess.Incarnation, t.sess.ConsulNode, true, t.guard.own()
+	n.Incarnation, n.ConsulNode, n.EmulationVersion = t.sess.Incarnation, t.sess.ConsulNode, t.guard.own()
 	n = t.Allowed(n)
 	own := lock(t.keys.Nodes.Key(t.name), n, t.sess.Releasing)
 	take := func(withLabels bool) error {
@@ -167,7 +168,7 @@ type RealityWrite struct {
 	StopIndex uint64
 }
 
-// MaxRealities is how many realities share a transaction at the most, each with the bell of another controller.
+// MaxRealities is how many realities share a transaction at the most, each with the bell of another unit.
 const MaxRealities = (consul.MaxTxnOps - 1) / 2
 
 // Together returns how many of some writes, from the first on, may share a transaction.
@@ -175,7 +176,7 @@ func Together(writes []RealityWrite) int {
 	ops := 1 // the fence
 	rung, dropped := map[string]bool{}, map[string]bool{}
 	for i := range writes {
-		w, id := &writes[i], writes[i].Reality.RCID
+		w, id := &writes[i], rc.UnitOf(writes[i].Reality.RCID)
 		ops++
 		if !rung[id] {
 			rung[id] = true
@@ -196,21 +197,21 @@ func Together(writes []RealityWrite) int {
 	return len(writes)
 }
 
-// WriteRealities writes realities of different pods, as many as Together allows, rings their controllers' bells, and counts the
+// WriteRealities writes realities of different pods, as many as Together allows, rings the bells of their units, and counts the
 // copies that do not count as available any more, in one transaction under the node's lock: all or none. What the gate
 // does not allow is left out of them. It returns the new index, which the realities share; ErrConflict when one of the
 // indices is not the record's, or others changed what is counted in, ErrLost when the lock is not held,
 // consul.ErrTooLarge when they cannot be written together, or ErrUnknown, after which the records must be read again.
 func (t *NodeSession) WriteRealities(ctx context.Context, writes ...RealityWrite) (index uint64, err error) {
 	var ops []consul.Op
-	rung := map[string]bool{}
+	var ids []string
 	for _, w := range writes {
 		ops = append(ops, cas(t.keys.Realities.Key(t.name, w.Reality.Identity.String()), *allowed(t.guard, &w.Reality), w.Index))
-		if id := w.Reality.RCID; !rung[id] && !w.Reality.Local() {
-			rung[id] = true
-			ops = append(ops, t.ring(id))
+		if !w.Reality.Local() {
+			ids = append(ids, w.Reality.RCID)
 		}
 	}
+	ops = append(ops, t.rings(ids...)...)
 	written, err := t.report(ctx, writes, ops)
 	return written[t.keys.Realities.Key(t.name, writes[0].Reality.Identity.String())], err
 }

@@ -91,7 +91,7 @@ func (s *Views) checkUnnamed(ctx context.Context, name string) error {
 	return nil
 }
 
-// LockOwners reads which farm owns each controller that has an owner: farm ids by controller id. A lock whose value cannot
+// LockOwners reads which farm owns each unit that has an owner: farm ids by unit, see rc.UnitOf. A lock whose value cannot
 // be read is owned by "".
 func (s *Views) LockOwners(ctx context.Context) (map[string]string, error) {
 	pairs, err := s.c.List(ctx, s.keys.Locks.Key(), consul.Default)
@@ -100,8 +100,8 @@ func (s *Views) LockOwners(ctx context.Context) (map[string]string, error) {
 	}
 	owners := map[string]string{}
 	for _, p := range pairs {
-		if id, ok := s.keys.lockedRC(p.Key); ok && p.Session != "" {
-			owners[id] = ownerOf(p)
+		if unit, ok := s.keys.lockedUnit(p.Key); ok && p.Session != "" {
+			owners[unit] = ownerOf(p)
 		}
 	}
 	return owners, nil

@@ -13,7 +13,7 @@ import (
 // Part is what one change of a controller's pods brings into a batch, or several of them together.
 type Part struct {
 	// Indices that must not have moved; zero means that the part does not depend on them.
-	SchemaIndex, BreakerIndex, BellIndex, DropsIndex uint64
+	SchemaIndex, BreakerIndex, DropsIndex uint64
 	// Reported are realities that must be as they were read, with the indices of those; zero: there was none.
 	Reported map[At]uint64
 	// Dead are nodes whose records nobody may have come to hold, with the indices of those; zero: there was no record.
@@ -22,10 +22,6 @@ type Part struct {
 	Intents      []IntentWrite
 	Reservations []ReservationWrite // one per node
 	Answered     []string           // ids of requests that this deals with
-	// Companions are conditions on the controllers of other revisions of the service, by controller id.
-	Companions map[string]CompanionIndices
-	// NotifyCompanions: pods stop or are added, which other revisions' owners have to notice.
-	NotifyCompanions bool
 }
 
 // PodWrite replaces, creates (index zero) or removes (nil) a placement.
@@ -81,7 +77,6 @@ func (p *Part) Joins(other *Part) bool {
 func (p *Part) Add(other *Part) {
 	p.SchemaIndex = max(p.SchemaIndex, other.SchemaIndex)
 	p.BreakerIndex = max(p.BreakerIndex, other.BreakerIndex)
-	p.BellIndex = max(p.BellIndex, other.BellIndex)
 	p.DropsIndex = max(p.DropsIndex, other.DropsIndex)
 	if p.Reported == nil && len(other.Reported) > 0 {
 		p.Reported = map[At]uint64{}
@@ -91,13 +86,6 @@ func (p *Part) Add(other *Part) {
 		p.Dead = map[string]uint64{}
 	}
 	maps.Copy(p.Dead, other.Dead)
-	if p.Companions == nil && len(other.Companions) > 0 {
-		p.Companions = map[string]CompanionIndices{}
-	}
-	for id, on := range other.Companions {
-		p.Companions[id] = p.Companions[id].with(on)
-	}
-	p.NotifyCompanions = p.NotifyCompanions || other.NotifyCompanions
 	p.Pods = append(p.Pods, other.Pods...)
 	p.Intents = append(p.Intents, other.Intents...)
 	p.Answered = append(p.Answered, other.Answered...)
@@ -127,15 +115,8 @@ const (
 	casRecord
 	casDelete
 	setRecord
-	setNewID // to a fresh ULID
 	deleteKey
 )
-
-// freshID is a value that nobody reads.
-type freshID struct{}
-
-// Bytes implements content.
-func (freshID) Bytes() int { return ulidBytes }
 
 const ulidBytes = 26
 
@@ -154,8 +135,6 @@ func (o operation) op() consul.Op {
 		return consul.DeleteCAS(o.key, o.index)
 	case o.verb == setRecord:
 		return set(o.key, o.value)
-	case o.verb == setNewID:
-		return consul.Set(o.key, []byte(NewID()))
 	default:
 		return consul.Delete(o.key)
 	}
@@ -163,7 +142,7 @@ func (o operation) op() consul.Op {
 
 // operations lists what a part of a controller's batch makes, conditions first: one operation for each key.
 func (t *Batches) operations(rcID string, p *Part) []operation {
-	ops := make([]operation, 0, 5+4*len(p.Companions)+len(p.Reported)+len(p.Dead)+len(p.Reservations)+len(p.Pods)+len(p.Intents)+len(p.Answered))
+	ops := make([]operation, 0, 3+len(p.Reported)+len(p.Dead)+len(p.Reservations)+len(p.Pods)+len(p.Intents)+len(p.Answered))
 	check := func(key string, index uint64) {
 		ops = append(ops, operation{verb: checkIndex, key: key, index: index})
 	}
@@ -173,13 +152,9 @@ func (t *Batches) operations(rcID string, p *Part) []operation {
 	if p.BreakerIndex != 0 {
 		check(t.keys.Breaker.Key(), p.BreakerIndex)
 	}
-	if p.BellIndex != 0 {
-		check(t.keys.Bells.Key(rcID), p.BellIndex)
-	}
 	if p.DropsIndex != 0 {
 		check(t.keys.Drops.Key(rcID), p.DropsIndex)
 	}
-	ops = append(ops, t.companionOps(p)...)
 	for at, index := range p.Reported {
 		check(t.keys.Realities.Key(at.Node, at.Identity.String()), index)
 	}
@@ -205,9 +180,6 @@ func (t *Batches) operations(rcID string, p *Part) []operation {
 			o.verb, o.value = setRecord, allowed(t.guard, in.Intent)
 		}
 		ops = append(ops, o)
-	}
-	if p.NotifyCompanions {
-		ops = append(ops, operation{verb: setNewID, key: t.keys.Stops.Key(rcID), value: freshID{}})
 	}
 	for _, id := range p.Answered {
 		ops = append(ops, operation{verb: deleteKey, key: t.keys.Requests.Key(rcID, id), own: true})

@@ -74,14 +74,20 @@ func (s *db) rcsOps(ctx context.Context, rcs []Rec[rc.RC]) ([]consul.Op, error) 
 			ops = append(ops, consul.CheckIndex(s.keys.Schema.Key(), schema.Index))
 		}
 	}
+	var all, made []string
 	for i := range rcs {
 		r := rcs[i].Value
-		if rcs[i].Index == 0 {
+		if all = append(all, r.ID); rcs[i].Index == 0 {
 			r.MadeIn = schema.Value.Epoch
+			made = append(made, r.ID)
+			ops = append(ops, consul.CAS(s.keys.Names.Key(r.Name), []byte(r.ID), 0))
 		}
-		ops = append(ops, s.rcOps(ctx, &r, rcs[i].Index)...)
+		ops = append(ops, s.casRC(ctx, r, rcs[i].Index))
 	}
-	return ops, nil
+	for _, unit := range rc.UnitsOf(made) {
+		ops = append(ops, consul.Set(s.keys.Drops.Key(unit), []byte(NewID())))
+	}
+	return append(ops, s.rings(all...)...), nil
 }
 
 // casRC writes a controller if it is as it was read. The epoch that it was made in is left out where the gate does not allow it: nobody has asked
@@ -91,18 +97,6 @@ func (s *db) casRC(ctx context.Context, r rc.RC, index uint64) consul.Op {
 		r.MadeIn = ""
 	}
 	return cas(s.keys.RCs.Key(r.ID), &r, index)
-}
-
-// rcOps lists what makes (index zero) or changes a controller.
-func (s *db) rcOps(ctx context.Context, r *rc.RC, index uint64) []consul.Op {
-	ops := []consul.Op{s.casRC(ctx, *r, index), s.ring(r.ID)}
-	if index == 0 {
-		ops = append(ops, consul.CAS(s.keys.Names.Key(r.Name), []byte(r.ID), 0), consul.Set(s.keys.Drops.Key(r.ID), []byte(NewID())))
-		if r.Service != nil {
-			ops = append(ops, consul.Set(s.keys.Stops.Key(r.ID), []byte(NewID())))
-		}
-	}
-	return ops
 }
 
 // change commits operations together with manifests, with controllers that are made or changed, and with the audit record of it all. Somebody else may

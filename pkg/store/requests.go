@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
@@ -101,14 +102,11 @@ const forgetsPerTxn = (consul.MaxTxnOps - 2) / 2
 func (s *Operator) AskForget(ctx context.Context, nodeName string, requests []Request, audit func(part []Request) Audit) (asked int, err error) {
 	for part := range slices.Chunk(requests, forgetsPerTxn) {
 		a := audit(part)
-		ops, rung := []consul.Op{sameRecord(s.keys.Nodes.Key(nodeName), part[0].NodeIndex)}, map[string]bool{}
+		ops := []consul.Op{sameRecord(s.keys.Nodes.Key(nodeName), part[0].NodeIndex)}
 		for _, r := range part {
 			ops = append(ops, set(s.keys.Requests.Key(r.RCID, r.ID), r))
-			if !rung[r.RCID] {
-				rung[r.RCID] = true
-				ops = append(ops, s.ring(r.RCID))
-			}
 		}
+		ops = append(ops, s.rings(field.Each(part, func(r Request) string { return r.RCID })...)...)
 		if err := s.commitDefinitely(ctx, "node "+nodeName, a, ops...); err != nil {
 			return asked, err
 		}

@@ -16,10 +16,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// lockedRC returns the controller that a key below Locks is the lock of; ok is false for the lock of a rollout.
-func (k *Keys) lockedRC(key string) (rcID string, ok bool) {
-	rcID = strings.TrimPrefix(key, k.Locks.Key())
-	return rcID, !strings.Contains(rcID, "/")
+// lockedUnit returns the unit that a key below Locks is the lock of; ok is false for the lock of a rollout.
+func (k *Keys) lockedUnit(key string) (unit string, ok bool) {
+	unit = strings.TrimPrefix(key, k.Locks.Key())
+	return unit, !strings.Contains(unit, "/")
 }
 
 // RunnerOf returns the farm that carries a service's rollout out, "" when none does.
@@ -214,9 +214,9 @@ func (t *Runs) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64,
 	ops := append(s.Fence.Ops(), t.rolloutConditions(s)...)
 	for i := range s.RCs {
 		r := &s.RCs[i]
-		ops = append(ops, t.casRC(ctx, *r, s.View.Indices[t.keys.RCs.Key(r.ID)]), t.ring(r.ID))
+		ops = append(ops, t.casRC(ctx, *r, s.View.Indices[t.keys.RCs.Key(r.ID)]))
 	}
-	ops = append(ops, t.restRings(s)...)
+	ops = append(ops, t.stepRings(s)...)
 	service, was := s.View.Rollout.Value.Service, s.View.Rollout.Index
 	key := t.keys.Rollouts.Key(service)
 	switch {
@@ -248,19 +248,14 @@ func (t *Runs) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64,
 	return written[key], err
 }
 
-// restRings rings for the controllers that a step leaves as they are when the rollout comes to rest: pods that had to stay where they are may
-// go now, and nothing else tells their owners.
-func (t *Runs) restRings(s *RolloutStep) (ops []consul.Op) {
-	if s.Record == nil || !s.Record.State.Idle() || s.View.Rollout.Value.State.Idle() {
-		return nil
+// stepRings rings for the controllers that a step changes, and for all of them when the rollout comes to rest: pods that had to stay where
+// they are may go now, and nothing else tells their owner.
+func (t *Runs) stepRings(s *RolloutStep) []consul.Op {
+	ids := field.Each(s.RCs, func(r rc.RC) string { return r.ID })
+	if s.Record != nil && s.Record.State.Idle() && !s.View.Rollout.Value.State.Idle() {
+		ids = append(ids, field.Each(s.Record.Revisions, func(of rollout.Revision) string { return of.RC })...)
 	}
-	for i := range s.Record.Revisions {
-		id := s.Record.Revisions[i].RC
-		if !slices.ContainsFunc(s.RCs, func(r rc.RC) bool { return r.ID == id }) {
-			ops = append(ops, t.ring(id))
-		}
-	}
-	return ops
+	return t.rings(ids...)
 }
 
 // rolloutConditions is what a step was decided from, besides what it writes.

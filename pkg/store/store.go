@@ -106,9 +106,17 @@ func newDB(c *consul.Client, k *Keys) *db {
 // Keys returns the key schema.
 func (s *db) Keys() *Keys { return s.keys }
 
-// ring is the operation that rings a controller's bell. The value differs every time, because writing an identical value
+// ring is the operation that rings the bell of a controller's unit. The value differs every time, because writing an identical value
 // wakes nobody.
 func (s *db) ring(rcID string) consul.Op { return consul.Set(s.keys.Bells.Key(rcID), []byte(NewID())) }
+
+// rings is ring for several controllers: each unit's bell once.
+func (s *db) rings(rcIDs ...string) (ops []consul.Op) {
+	for _, unit := range rc.UnitsOf(rcIDs) {
+		ops = append(ops, s.ring(unit))
+	}
+	return ops
+}
 
 // statusOf picks a controller's status out of what was found: nil where there is none that can be read, which is written anew.
 func (s *db) statusOf(found map[string]consul.Pair, rcID string) *rc.Status {

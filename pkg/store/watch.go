@@ -56,7 +56,7 @@ func (s *db) watchPrefix(ctx context.Context, prefix string, o consul.WatchOptio
 // error of deliver.
 type Watches struct{ *db }
 
-// Bells is one delivery of a bell watch: the index of each bell by controller id.
+// Bells is one delivery of a bell watch: the index of each bell by unit.
 type Bells struct {
 	Index         map[string]uint64
 	WentBack      bool

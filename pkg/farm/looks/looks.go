@@ -12,7 +12,6 @@ type Looks struct {
 	mu    sync.Mutex
 	asked bool              // for another reason than an index, since the last look began
 	seen  map[string]uint64 // indices by key, as the last look read them; nil: it did not go well
-	only  bool              // nothing follows from other keys
 	heard map[string]uint64 // indices by key that this program moved, before a watch tells
 	due   time.Time         // when the last look asked for another one; zero: it did not
 	until time.Time         // when a look begins that waits for more of what it is about
@@ -39,14 +38,14 @@ func (l *Looks) Heard(key string, index uint64) {
 func (l *Looks) Begin() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.asked, l.seen, l.only, l.due, l.until = false, nil, false, time.Time{}, time.Time{}
+	l.asked, l.seen, l.due, l.until = false, nil, time.Time{}, time.Time{}
 }
 
-// Ended notes the indices that a look has read which went well, and whether nothing follows from other keys.
-func (l *Looks) Ended(seen map[string]uint64, only bool) {
+// Ended notes the indices that a look has read which went well.
+func (l *Looks) Ended(seen map[string]uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.seen, l.only = seen, only
+	l.seen = seen
 }
 
 // Again notes when a look that went well asked for another one; zero: not at all.
@@ -97,7 +96,7 @@ func (l *Looks) Gather(busy int64) time.Duration {
 // news reports whether one of some indices is later than what the last look read. The caller holds the mutex.
 func (l *Looks) news(indices map[string]uint64) bool {
 	for key, index := range indices {
-		if at, known := l.seen[key]; index > at && (known || !l.only) {
+		if index > l.seen[key] {
 			return true
 		}
 	}

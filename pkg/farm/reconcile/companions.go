@@ -2,7 +2,6 @@ package reconcile
 
 import (
 	"slices"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -17,13 +16,9 @@ type Companion struct {
 	Asks   *int // how many replicas its record asks for; nil: it cannot be read
 }
 
-// companionRequeue is how long after a companion kept something from being placed another look is due: nothing rings when its status
-// changes.
-const companionRequeue = 2 * time.Second
-
 // hasCompanions reports whether minimum and bound are those of the service: other revisions may have pods.
 func (s *Snapshot) hasCompanions() bool {
-	return s.RC.Service != nil && (len(s.Companions) > 0 || s.CompanionsUnread)
+	return s.RC.Service != nil && len(s.Companions) > 0
 }
 
 // bounded reports whether the service says how many pods all its revisions may have.
@@ -32,7 +27,7 @@ func (s *Snapshot) bounded() bool { return s.hasCompanions() && s.RC.Service.Max
 // asked returns how many pods the revisions ask for together, while that bounds the service: no rollout is in charge, so that nobody but
 // operators changes the counts, and nobody brings minimum and bound to them.
 func asked(s *Snapshot) (n int, bounds bool) {
-	if s.RC.Mutator != "" || s.CompanionsUnread {
+	if s.RC.Mutator != "" {
 		return 0, false
 	}
 	n = s.RC.Asks()
@@ -84,23 +79,6 @@ func holdsUp(s *Snapshot, other *Companion) string {
 	return ""
 }
 
-// concernsCompanions reports whether a change takes a pod that counts, or adds a copy, as owners of other revisions count: they must notice.
-func concernsCompanions(s *Snapshot, p *Pod, ch *Change) bool {
-	if !s.hasCompanions() {
-		return false
-	}
-	if p == nil {
-		p = &Pod{} // the change makes it
-	}
-	before, counted := s.countsOn(p, &p.Placement)
-	if ch.Placement == nil {
-		return counted
-	}
-	after, counts := s.countsOn(p, ch.Placement)
-	next := Pod{Placement: *ch.Placement, Reality: p.Reality, Ghosts: p.Ghosts}
-	return counted && !(counts && after == before) || copies(s, next.withoutStopped()) > copies(s, p.withoutStopped())
-}
-
 // withoutStopped returns the pod without the copies whose stop their nodes have confirmed: its owner forgets them next, and rings no
 // bell then.
 func (p *Pod) withoutStopped() *Pod {
@@ -110,22 +88,4 @@ func (p *Pod) withoutStopped() *Pod {
 		next.RunState = "" // neither runs nor stops
 	}
 	return &next
-}
-
-// unaided reports whether the plan is what it would be whatever companions that were not read have. As long as nothing of theirs counts, and they
-// leave no room, all that depends on them is held up, and says so, or is one of the changes that others are not.
-func unaided(s *Snapshot, plan *Plan) bool {
-	st := &plan.Status
-	if !s.CompanionsUnread || s.Hold != "" || s.Breaker != "" || s.RC.Disabled || s.RC.DeletedAt != nil || s.RC.InPlace != nil || st.Lost > 0 || st.Unmanaged > 0 ||
-		len(s.Requests) > 0 || len(s.Orphans) > 0 || len(plan.Adds) > 0 || len(plan.Counting) > 0 {
-		return false
-	}
-	return plan.Unhampered() && !slices.ContainsFunc(plan.Changes, func(ch Change) bool {
-		return ch.Action != Remove || ch.Placement != nil || ch.NeedsMinimum || ch.NeedsCompanions || ch.NotifyCompanions
-	})
-}
-
-// alone reports whether whatever companions do makes no difference: the controller has what it should, and nothing waits.
-func alone(s *Snapshot, plan *Plan) bool {
-	return s.RC.InPlace == nil && len(s.Requests) == 0 && plan.Status.Is(rc.Converged) && plan.Unhampered()
 }

@@ -91,7 +91,7 @@ func TestTheMinimumIsOfAllRevisions(t *testing.T) {
 		}
 		for _, ch := range plan.Changes {
 			standby := s.Pods[ch.Identity.Index].Placement.Standby
-			if ch.Takes == standby && c.least > 0 || ch.NeedsMinimum != (c.least > 0) || ch.NotifyCompanions == standby {
+			if ch.Takes == standby && c.least > 0 || ch.NeedsMinimum != (c.least > 0) {
 				t.Errorf("%s: %+v", name, ch)
 			}
 		}
@@ -122,7 +122,7 @@ func TestWithoutCompanionsTheBoundsAreOwn(t *testing.T) {
 	besides(s, 0, 9, 1)
 	s.Companions = nil
 	plan := reconcile.Compute(s)
-	if got := stopped(&plan); !slices.Equal(got, []string{"main.2"}) || plan.Changes[0].NotifyCompanions {
+	if got := stopped(&plan); !slices.Equal(got, []string{"main.2"}) {
 		t.Errorf("%v stop: %+v", got, plan.Changes)
 	}
 	s = row(1, 3)
@@ -187,11 +187,6 @@ func TestTheBoundIsOfAllRevisions(t *testing.T) {
 		plan := reconcile.Compute(s)
 		if got := len(plan.Adds); got != c.want || plan.Status.Is(rc.WaitsForService) != c.waits {
 			t.Errorf("%s: %d are placed, want %d: %+v", name, got, c.want, plan.Status.Conditions)
-		}
-		for _, id := range plan.Adds {
-			if ch := reconcile.NewPlacer(s).On(id, "n0"); !ch.NeedsCompanions || !ch.NotifyCompanions {
-				t.Errorf("%s: %+v", name, ch)
-			}
 		}
 	}
 }
@@ -360,48 +355,6 @@ func TestMorePodsThanCounts(t *testing.T) {
 	}
 }
 
-// Which changes companions' owners must notice: those that take what counts, and those that add a copy.
-func TestWhichChangesNotifyCompanions(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		change func(*reconcile.Snapshot)
-		want   bool
-	}{
-		"a stop":                         {func(s *reconcile.Snapshot) { s.RC.ReplicaGroups[0].Count = count(1) }, true},
-		"a stop of one that is not well": {func(s *reconcile.Snapshot) { s.RC.ReplicaGroups[0].Count = count(1); sick(s, 1) }, false},
-		"an upgrade":                     {func(s *reconcile.Snapshot) { s.Pods[0].Digest, s.Pods[0].Reality.Digest = "m0", "m0" }, true},
-		"an adoption":                    {func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n2", 2, 6)} }, true},
-		"a forced drain":                 {func(s *reconcile.Snapshot) { force(s, "n0") }, true},
-		"a confirmed stop": {func(s *reconcile.Snapshot) {
-			stopAt(&s.Pods[1], s)
-			s.Pods[1].Reality.State = pod.StateStopped
-			s.RC.ReplicaGroups[0].Count = count(1)
-		}, false},
-		"a confirmed stop, and one that a lost copy has to make": {func(s *reconcile.Snapshot) {
-			stopAt(&s.Pods[1], s)
-			s.Pods[1].Reality.State = pod.StateStopped
-			s.Pods[1].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4, LeftBecauseLost: true}}
-			s.Nodes["n3"].Alive = false
-			s.RC.ReplicaGroups[0].Count = count(1)
-		}, true},
-		"a mark": {func(s *reconcile.Snapshot) {
-			s.Nodes["n0"].Alive = false
-		}, false},
-	} {
-		s := row(2, 2)
-		c.change(s)
-		besides(s, 4, 2, 20)
-		plan := reconcile.Compute(s)
-		if len(plan.Changes) != 1 || plan.Changes[0].NotifyCompanions != c.want {
-			t.Errorf("%s: %+v", name, plan.Changes)
-		}
-		s.Companions = nil
-		if plan = reconcile.Compute(s); len(plan.Changes) == 1 && plan.Changes[0].NotifyCompanions {
-			t.Errorf("%s: it notifies without companions", name)
-		}
-	}
-}
-
 // force drains a node by force.
 func force(s *reconcile.Snapshot, name string) {
 	s.Nodes[name].Ops.Drain = &node.Drain{Force: true, Since: s.Now}
@@ -473,31 +426,6 @@ func TestWithoutARolloutTheBoundsFollowTheCounts(t *testing.T) {
 	}
 }
 
-// What rests on the counts of companions needs their records, also where nothing has to stay available.
-func TestWhatFollowsTheCountsNeedsTheRecords(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		asked, of, least    int
-		minimum, companions bool
-	}{
-		"some stay":                          {1, 1, 5, true, false},
-		"none stays":                         {0, 0, 5, false, true},
-		"none has to, whatever is asked for": {0, 2, 0, false, false},
-	} {
-		s := row(3, c.asked)
-		besides(s, 1, c.least, 9).Asks = count(c.of)
-		plan := reconcile.Compute(s)
-		if len(stopped(&plan)) == 0 {
-			t.Errorf("%s: none stops", name)
-		}
-		for _, ch := range plan.Changes {
-			if ch.NeedsMinimum != c.minimum || ch.NeedsCompanions != c.companions {
-				t.Errorf("%s: %+v", name, ch)
-			}
-		}
-	}
-}
-
 // Who lacks nothing waits for nobody; who does says how much waits.
 func TestWhatWaitsForTheService(t *testing.T) {
 	t.Parallel()
@@ -526,58 +454,6 @@ func TestWhatWaitsForTheService(t *testing.T) {
 		}
 		if got != c.want {
 			t.Errorf("%+v: %q", c, got)
-		}
-	}
-}
-
-// Who waits for nothing but nodes decides the same whatever companions have; whoever places, stops or waits for something else must read
-// what they have.
-func TestWhoNeedsNoCompanions(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		change func(*reconcile.Snapshot)
-		want   bool
-	}{
-		"all is well":              {func(*reconcile.Snapshot) {}, true},
-		"one is not available yet": {func(s *reconcile.Snapshot) { s.Pods[2].Reality.Available = false }, true},
-		"one has stopped": {func(s *reconcile.Snapshot) {
-			confirmStop(s, 2)
-			groups(s, 2)
-		}, true},
-		"one stops":       {func(s *reconcile.Snapshot) { stopAt(&s.Pods[2], s); groups(s, 2) }, true},
-		"one is missing":  {func(s *reconcile.Snapshot) { groups(s, 4) }, false},
-		"one is too many": {func(s *reconcile.Snapshot) { groups(s, 2) }, false},
-		"one that is not available is too many": {func(s *reconcile.Snapshot) {
-			s.Pods[2].Reality.Available = false
-			groups(s, 2)
-		}, false},
-		"one has stopped and is wanted again": {func(s *reconcile.Snapshot) { confirmStop(s, 2) }, false},
-		"one is lost":                         {func(s *reconcile.Snapshot) { toLost(s, &s.Pods[0]) }, false},
-		"one is on a node without a preparer": {func(s *reconcile.Snapshot) { toUnmanaged(s, &s.Pods[0]) }, false},
-		"one is to leave its node": {func(s *reconcile.Snapshot) {
-			s.Nodes[s.Pods[0].Node].Ops.Drain = &node.Drain{Since: s.Now}
-		}, false},
-		"one has a former manifest":       {func(s *reconcile.Snapshot) { s.Pods[0].Digest, s.Pods[0].Reality.Digest = "m9", "m9" }, false},
-		"one has to leave the name":       {func(s *reconcile.Snapshot) { s.RC.Service.Standby = true }, false},
-		"the breaker has tripped":         {func(s *reconcile.Snapshot) { s.Breaker = "tripped" }, false},
-		"nodes have not spoken":           {func(s *reconcile.Snapshot) { s.Hold = "wait" }, false},
-		"it is disabled":                  {func(s *reconcile.Snapshot) { s.RC.Disabled = true }, false},
-		"it is deleted":                   {func(s *reconcile.Snapshot) { s.RC.DeletedAt = &s.Now }, false},
-		"an upgrade in place has a limit": {func(s *reconcile.Snapshot) { s.RC.InPlace = &rc.InPlace{Limit: 3} }, false},
-		"something is asked": {func(s *reconcile.Snapshot) {
-			s.Requests = []reconcile.Request{{ID: "r", Waits: "it waits"}}
-		}, false},
-		"something runs that nobody asked for": {func(s *reconcile.Snapshot) {
-			s.Orphans = []reconcile.Orphan{{Node: "n3", Orphan: pod.Orphan{Identity: pod.Identity{RCID: s.RC.ID, Role: "main", Index: 7}, Revision: 9}}}
-		}, false},
-		"they were read": {func(s *reconcile.Snapshot) { besides(s, 3, 3, 9); s.CompanionsUnread = false }, false},
-	} {
-		s := row(3, 3)
-		besides(s, 0, 3, 9)
-		s.Companions, s.CompanionsUnread = nil, true
-		c.change(s)
-		if plan := reconcile.Compute(s); plan.Unaided != c.want {
-			t.Errorf("%s: unaided %t; %+v, %+v", name, plan.Unaided, plan.Changes, plan.Status.Conditions)
 		}
 	}
 }

@@ -51,7 +51,6 @@ func Compute(s *Snapshot) Plan {
 	clocks{lost}.note()
 	minimum{room}.guardMinimum()
 	report{d}.report()
-	d.plan.Alone, d.plan.Unaided = alone(s, &d.plan), unaided(s, &d.plan)
 	return d.plan
 }
 
@@ -184,5 +183,5 @@ func Foresee(s *Snapshot, plan *Plan) (next Plan, ok bool) {
 	after := *s
 	after.Pods = slices.DeleteFunc(slices.Clone(s.Pods), func(p Pod) bool { return gone[p.Identity] })
 	next = Compute(&after)
-	return next, next.Unaided == s.CompanionsUnread && len(next.Changes) == 0 && len(next.Adds) == 0 && len(next.Answered) == 0 && !next.Finish
+	return next, len(next.Changes) == 0 && len(next.Adds) == 0 && len(next.Answered) == 0 && !next.Finish
 }

@@ -65,31 +65,3 @@ func TestWhatFollowsConfirmedStopsIsForeseen(t *testing.T) {
 		}
 	}
 }
-
-// A controller that has what it should need not look when a companion's bell rings; one that waits for anything must.
-func TestWhoNeedsNothingIsAlone(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		change func(*reconcile.Snapshot, *reconcile.Companion)
-		want   bool
-	}{
-		"it has all that it should":   {func(*reconcile.Snapshot, *reconcile.Companion) {}, true},
-		"a pod is not well":           {func(s *reconcile.Snapshot, _ *reconcile.Companion) { sick(s, 0) }, false},
-		"it may not place yet":        {func(s *reconcile.Snapshot, _ *reconcile.Companion) { groups(s, 5); s.RC.Service.Max = 6 }, false},
-		"it may not stop yet":         {func(s *reconcile.Snapshot, _ *reconcile.Companion) { groups(s, 1); s.RC.Service.Min = 6 }, false},
-		"a pod stops":                 {func(s *reconcile.Snapshot, _ *reconcile.Companion) { stopAt(&s.Pods[2], s); groups(s, 2) }, false},
-		"a pod is on a lost machine":  {func(s *reconcile.Snapshot, _ *reconcile.Companion) { toLost(s, &s.Pods[0]) }, false},
-		"it is upgraded in place":     {func(s *reconcile.Snapshot, _ *reconcile.Companion) { s.RC.InPlace = &rc.InPlace{Limit: 3} }, false},
-		"pods must change their name": {func(s *reconcile.Snapshot, _ *reconcile.Companion) { s.RC.Service.Standby, s.RC.Service.Min = true, 6 }, false},
-		"an operator asks for something": {func(s *reconcile.Snapshot, _ *reconcile.Companion) {
-			s.Requests = []reconcile.Request{{ID: "r", Waits: "it cannot be read"}}
-		}, false},
-	} {
-		s := row(3, 3)
-		other := besides(s, 3, 3, 7)
-		c.change(s, other)
-		if plan := reconcile.Compute(s); plan.Alone != c.want {
-			t.Errorf("%s: alone %t, want %t; conditions %v", name, plan.Alone, c.want, plan.Status.Conditions)
-		}
-	}
-}

@@ -16,7 +16,6 @@ func (c minimum) guardMinimum() {
 		ch := &c.plan.Changes[i]
 		changed[ch.Identity] = ch
 	}
-	c.markNotifications()
 	counting := slices.Clone(c.companionPods)
 	for p := range c.s.all() {
 		ch := changed[p.Identity]
@@ -45,14 +44,6 @@ func (c minimum) guardMinimum() {
 	c.guard(counting)
 }
 
-// markNotifications says which changes companions' owners must notice.
-func (c minimum) markNotifications() {
-	for i := range c.plan.Changes {
-		ch := &c.plan.Changes[i]
-		ch.NotifyCompanions = ch.NotifyCompanions || concernsCompanions(c.s, c.s.find(ch.Identity), ch)
-	}
-}
-
 // guard decides what keeps changes that take nothing which counts from taking what has come to count meanwhile: the minimum where as
 // much as that counts, else the reports which show that they do not. A plan takes no more than there is to spare, so that what others
 // take of it makes no difference here.
@@ -66,7 +57,6 @@ func (c minimum) guard(counting []Copy) {
 			continue
 		case least == 0:
 			ch.NeedsMinimum = false
-			ch.NeedsCompanions = c.s.hasCompanions() && c.s.RC.Service.Min > 0 // their counts say that none has to stay
 		case !ch.Takes && len(counting) < least:
 			ch.NeedsMinimum = false
 			for _, in := range ch.Intents {

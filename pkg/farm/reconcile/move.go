@@ -296,7 +296,6 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	}
 	ch := Change{
 		Action: Move, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason, NeedsSchema: true,
-		NeedsCompanions: s.hasCompanions(), NotifyCompanions: s.hasCompanions(),
 		Intents: []IntentChange{{Node: nodeName, Intent: &in}},
 		Reserve: []ReserveChange{{Node: nodeName, Claim: &claim, Dynamic: m.DynamicPorts()}},
 	}

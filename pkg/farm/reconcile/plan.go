@@ -69,11 +69,6 @@ type Change struct {
 	NeedsReports []string
 	// NeedsDead: these nodes' preparers are taken to be dead, so none may have come back meanwhile. Each is named once.
 	NeedsDead []DeadNode
-	// NeedsCompanions: no companion's owner may have stopped or added pods meanwhile and, while no rollout is in charge, none of them may
-	// ask for other counts. A change that needs the minimum needs that, too.
-	NeedsCompanions bool
-	// NotifyCompanions: companions' owners must notice the change.
-	NotifyCompanions bool
 	// NeedsSchema: a pod is placed, so the cluster epoch must not change meanwhile (R1).
 	NeedsSchema bool
 	// Answers are the requests that are carried out with this change: they go with it or stay.
@@ -193,14 +188,10 @@ type Plan struct {
 	// Answered are the requests that ask for nothing that is left to do. Others are with the changes; see Change.Answers.
 	Answered []string
 	// Void are those of Answered that are not carried out, because what they say is not so any more.
-	Void []Void
-	// Alone: whatever the other revisions of the service do, nothing follows for this controller.
-	Alone bool
-	// Unaided: companions were not read, and whatever they have the plan is the same. One that is neither must not be carried out.
-	Unaided bool
-	Finish  bool          // the controller is deleted and nothing of it is left: remove its records
-	Status  rc.Status     // as the snapshot shows it, before the changes; see Plan.Short
-	Again   time.Duration // look again after this long even if nothing rings; zero: no need
+	Void   []Void
+	Finish bool          // the controller is deleted and nothing of it is left: remove its records
+	Status rc.Status     // as the snapshot shows it, before the changes; see Plan.Short
+	Again  time.Duration // look again after this long even if nothing rings; zero: no need
 	// Counting are the copies that count as available, one of each pod, those of companions included, without those that changes take which do not need the
 	// minimum. Empty where no change needs it.
 	Counting []Copy
@@ -370,7 +361,7 @@ func (pl *Placer) On(id pod.Identity, nodeName string) Change {
 	made.intents[0] = IntentChange{Node: nodeName, Intent: &made.intent}
 	made.reserve[0] = ReserveChange{Node: nodeName, Claim: &made.claim, Dynamic: a.dynamic}
 	return Change{
-		Action: Place, Identity: id, Placement: &made.pod, NeedsSchema: true, NeedsCompanions: s.hasCompanions(), NotifyCompanions: s.hasCompanions(),
+		Action: Place, Identity: id, Placement: &made.pod, NeedsSchema: true,
 		Reason: pl.reason, Intents: made.intents[:1:1], Reserve: made.reserve[:1:1],
 	}
 }

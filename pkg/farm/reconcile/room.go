@@ -38,8 +38,6 @@ func newRoom(d *draft) *room {
 // most returns how many copies of the controller's own pods may stand.
 func (c *room) most() int {
 	switch {
-	case c.s.CompanionsUnread:
-		return 0
 	case c.s.bounded():
 		return c.limits.bound - c.inUseBeside
 	}
@@ -52,14 +50,9 @@ func (c *room) mayAdd() bool {
 	if !c.s.hasCompanions() {
 		return true
 	}
-	if c.s.CompanionsUnread {
-		c.awaits("nothing is placed before the other revisions of " + c.s.RC.Service.Name + " are read")
-		return false
-	}
 	for i := range c.s.Companions {
 		if why := holdsUp(c.s, &c.s.Companions[i]); why != "" {
 			c.awaits(fmt.Sprintf("nothing is placed while %s, another revision of %s, %s", c.s.Companions[i].RCID, c.s.RC.Service.Name, why))
-			c.requeueAfter(companionRequeue)
 			return false
 		}
 	}

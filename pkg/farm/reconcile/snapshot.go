@@ -49,9 +49,6 @@ type Snapshot struct {
 	Errors   []string // what could not be read, for the status
 	// Companions are the other revisions of the service that have a record. Empty: minimum and surge are the controller's own.
 	Companions []Companion
-	// CompanionsUnread: there are such revisions, and what they have was not read. Nothing that depends on it is decided then; Plan.Unaided
-	// says whether that makes a difference.
-	CompanionsUnread bool
 	// Manifests are those of other digests that pods have or may be placed with, by digest; see OtherDigests.
 	Manifests map[string]*manifest.Manifest
 	// RolloutIdle: the rollout in charge is paused or waits for promote, so that pods may leave their nodes.

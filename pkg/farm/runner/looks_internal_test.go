@@ -18,7 +18,7 @@ func TestALookThatWouldSeeTheSameIsSpared(t *testing.T) {
 		defer queue.ShutDown()
 		ended := func(c *carried, record, bell uint64) {
 			c.looks.Begin()
-			c.looks.Ended(map[string]uint64{recordKey: record, bellKey: bell}, false)
+			c.looks.Ended(map[string]uint64{recordKey: record, bellKey: bell})
 		}
 		look := func(again time.Duration) (*Runner, *carried) {
 			c := &carried{}

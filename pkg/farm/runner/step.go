@@ -76,7 +76,7 @@ func (r *Runner) step(ctx context.Context, service string, c *carried) (again ti
 		return 0, nil
 	}
 	r.ask(ctx, &d.Record, c, d.Gate)
-	c.looks.Ended(map[string]uint64{recordKey: index, bellKey: v.Bell}, false) // its own write among it: what a decision makes asks for no other look
+	c.looks.Ended(map[string]uint64{recordKey: index, bellKey: v.Bell}) // its own write among it: what a decision makes asks for no other look
 	c.looks.Again(d.Again)
 	return d.Again, nil
 }

@@ -1,0 +1,192 @@
+package farm
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/internal/contain"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// troubled is when a unit is looked at again of which a controller cannot be worked on, unless something rings.
+const troubled = 5 * time.Second
+
+// look looks at a unit once: it reads all of it, and works on its controllers one after the other, each with what is so by then. A controller
+// that cannot be worked on keeps none of the others waiting. It returns when to look again even if nothing rings.
+func (u *unit) look(ctx context.Context) (again time.Duration, err error) {
+	u.looks.Begin()
+	if u.unsure {
+		if err := u.bump(ctx); err != nil {
+			return 0, err
+		}
+	}
+	consistent := u.consistent
+	u.consistent = false
+	defer func() { u.consistent = u.consistent || consistent && err != nil }()
+	v, err := u.read(ctx, consistent)
+	if err != nil {
+		return 0, err
+	}
+	bell := v.BellIndex
+	if gone, err := u.settle(ctx, v); gone || err != nil {
+		return 0, err
+	}
+	if left, err := u.leave(ctx, v); left || err != nil {
+		return 0, err
+	}
+	if bell == 0 {
+		// Without a bell nobody could tell us of a change, and no write could depend on there being none.
+		return time.Millisecond, u.kit.writes.Ring(ctx, u.id)
+	}
+	again, waits, err := u.passes(ctx, v, consistent)
+	if u.waits = waits; err == nil {
+		u.looks.Ended(map[string]uint64{u.id: bell})
+	}
+	return again, err
+}
+
+// passes makes a pass over each controller of a unit.
+func (u *unit) passes(ctx context.Context, v *view, consistent bool) (again time.Duration, waits bool, err error) {
+	var errs []error
+	wrote, awaits := false, false
+	for _, id := range v.IDs() {
+		if v.stale {
+			if v, err = u.read(ctx, consistent || u.consistent); err != nil {
+				return 0, false, errors.Join(append(errs, err)...)
+			}
+		}
+		h := v.Heads[id]
+		if h == nil || !h.Owned() {
+			continue // what is left of it belongs to nobody
+		}
+		c := u.meet(id, h)
+		after, err := c.look(ctx, v)
+		waits, awaits, wrote = waits || c.memory.waits, awaits || c.memory.awaits, wrote || v.stale
+		switch {
+		case err == nil:
+			again = soonest(again, after)
+			u.kit.metrics.unreadable("rc/"+id, 0)
+		case errors.Is(err, errRecordGone) && v.alone(id):
+			return 0, false, err
+		case errors.Is(err, errRecordGone):
+			u.forget(id)
+			again, v.stale = time.Millisecond, true
+		case ctx.Err() != nil, errors.Is(err, store.ErrLost), errors.Is(err, store.ErrWentBack):
+			return 0, false, err
+		case contain.Is(err) != nil, store.IsCorrupt(err):
+			u.kit.metrics.unreadable("rc/"+id, 1)
+			c.log.WithError(err).Error("controller cannot be worked on")
+			again = soonest(again, troubled)
+			v.stale = true
+		default:
+			errs = append(errs, err)
+			v.stale = true
+		}
+	}
+	if wrote && awaits { // what one controller waits for may be what another one's status says by now
+		again = time.Millisecond
+	}
+	return again, waits, errors.Join(errs...)
+}
+
+// settle takes in which controllers there are, and gives up those that have no record any more. Their pods, if any, run on: nothing says that
+// they should stop (P4). It reports whether no controller is left.
+func (u *unit) settle(ctx context.Context, v *view) (gone bool, err error) {
+	var left []string
+	kept := 0
+	for id, h := range v.Heads {
+		switch {
+		case h.Owned():
+			kept++
+			u.meet(id, h)
+		case h.Status != nil || u.known(id) != nil:
+			left = append(left, id)
+		}
+	}
+	for _, c := range u.all() {
+		if v.Heads[c.ID] == nil {
+			left = append(left, c.ID)
+		}
+	}
+	none := kept == 0
+	u.kit.stops.read(u.id)
+	if len(left) == 0 && !none {
+		return false, nil
+	}
+	if err := u.kit.lock.Abandon(ctx, u.fence, left, none); err != nil {
+		u.consistent = true // a record may be there after all
+		return false, u.afterFailure(ctx, err)
+	}
+	for _, id := range left {
+		m := &memory{}
+		if c := u.known(id); c != nil {
+			m = &c.memory
+			c.log.Warn("the controller's record is gone; its pods are left alone")
+		}
+		if h := v.Heads[id]; h != nil {
+			m.alertGone(ctx, u.kit.teller, id, h.Status)
+		}
+		u.forget(id)
+	}
+	if none {
+		return true, errRecordGone
+	}
+	return false, nil
+}
+
+// leave gives the unit up if another farm should have it: its labels do not match this farm's selector any more, or the members have been
+// stable and another one prefers it.
+func (u *unit) leave(ctx context.Context, v *view) (left bool, err error) {
+	leaving := u.leaving.Swap(false)
+	owner := u.kit.farm
+	if matches := v.matches(u.kit.selector); leaving && matches {
+		if owner, _, err = u.kit.fleet.preferred(ctx, u.id); err != nil {
+			u.leaving.Store(true)
+			return false, err
+		}
+	} else if !matches {
+		owner = "a farm whose selector matches it"
+	}
+	if owner == u.kit.farm || owner == "" {
+		return false, nil
+	}
+	if err := u.kit.lock.Release(ctx, u.id, u.fence); err != nil {
+		u.rebalance()
+		return false, u.afterFailure(ctx, err)
+	}
+	u.log.WithField("to", owner).Info("handed a controller over")
+	return true, errHandedOver
+}
+
+// afterFailure makes sure of the fence before anybody reads on: after an unknown outcome it is bumped, so that a write that
+// lingers somewhere can no longer land; where the fence itself was refused, bumping tells whether the lock is still ours
+// (R9).
+func (u *unit) afterFailure(ctx context.Context, failure error) error {
+	if !errors.Is(failure, store.ErrUnknown) && !store.LockRefused(failure, u.fence) {
+		return failure
+	}
+	u.unsure = true
+	if err := u.bump(ctx); err != nil {
+		return errors.Join(err, failure)
+	}
+	u.log.WithError(failure).Info("bumped the fence")
+	return failure
+}
+
+// gather returns how long a look should wait that reports have asked for, zero for no longer.
+func (u *unit) gather(busy int64) time.Duration {
+	if !u.waits {
+		return 0
+	}
+	return u.looks.Gather(busy)
+}
+
+// idle reports whether a look now would find nothing, and then when one is due, zero for never: bell is that of the unit, as heard last. A bell
+// that is gone must be made, or the records went with it.
+func (u *unit) idle(bell uint64) (idle bool, left time.Duration) {
+	if bell == 0 {
+		return false, 0
+	}
+	return u.looks.Idle(map[string]uint64{u.id: bell})
+}
