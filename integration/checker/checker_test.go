@@ -511,6 +511,26 @@ func TestALostPodIsNotAvailable(t *testing.T) {
 	}
 }
 
+// A report that cannot be read says of no copy that it is available.
+func TestACopyWithAnUnreadableReportIsNotAvailable(t *testing.T) {
+	t.Parallel()
+	const rule = "P6 below the minimum"
+	for value, want := range map[string]int{`{"` + HostileMark + `":1}`: 0, "": 1} {
+		w := newWorld(t)
+		record := controllerOf(1, 1)
+		record["min_available"] = 1
+		w.rc = w.txn(kv("set", rcKey, record))
+		if value != "" {
+			w.txn(kv("set", "reality/n1/c/main.0", json.RawMessage(value)))
+		}
+		w.txn(w.fenced(
+			kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod), kv("set", intentN1, told(stopped, 20)))...)
+		if counts := w.verdict().Count(); counts[rule] != want {
+			t.Errorf("a report of %q: found %v, want %d of %s", value, counts, want, rule)
+		}
+	}
+}
+
 // Placing waits for each node that passes all the time until it has said, under the new epoch, what it runs.
 func TestPlacingWaitsForSilentNodes(t *testing.T) {
 	t.Parallel()

@@ -89,7 +89,11 @@ func (w *Write) available(p *placement, lost func(node string, marked bool) bool
 		return false
 	}
 	at := func(node, digest string, marked bool) bool {
-		r := w.before(realityKey(node, p.id())).reality()
+		key := w.before(realityKey(node, p.id()))
+		if key != nil && key.hostile() {
+			return false // what cannot be read says of no copy that it is available
+		}
+		r := key.reality()
 		return r != nil && r.Available && !r.Standby && (digest == "" || r.Digest == digest) && !lost(node, marked)
 	}
 	if at(p.Node, p.Digest, p.LostSince != nil) {

@@ -168,7 +168,7 @@ func (j *judgement) fresh(w *Write) {
 			if s := c.After.status(); s != nil && s.RCID == id && s.ObservedGeneration != rc.Generation {
 				j.violated("P2", "superseded generation", w.Index, "status of %s speaks of generation %d, the controller is at %d", id, s.ObservedGeneration, rc.Generation)
 			}
-			if p := c.After.placement(); p != nil && p.RCID == id && c.Before == nil && p.AdoptedAtGeneration == 0 {
+			if p := c.After.placement(); p != nil && p.RCID == id && c.Before == nil && p.RunState == running && p.AdoptedAtGeneration == 0 {
 				j.looked("P2 manifest")
 				if asked := rc.manifestOf(p.Role); p.Digest != asked && (rc.InPlace == nil || p.Digest != rc.InPlace.formerOf(p.Role)) {
 					j.violated("P2", "superseded manifest", w.Index, "%s was placed with manifest %.8s, the controller asks for %.8s", p.id(), p.Digest, asked)

@@ -190,6 +190,20 @@ func TestPlacedBeyondTheLimitInPlace(t *testing.T) {
 	}
 }
 
+// A copy that is found running with a manifest that nobody asks for gets a placement that stops it.
+func TestWhatIsFoundIsStoppedWithItsOwnManifest(t *testing.T) {
+	t.Parallel()
+	const rule = "P2 superseded manifest"
+	for state, want := range map[string]bool{running: true, "stopped": false} {
+		w := newWorld(t)
+		p := with(placed("n2", state, 30), fields{"index": 1, "digest": "d9"})
+		w.txn(w.fenced(kv("cas", "pods/c/main.1", p))...)
+		if found := w.verdict().Count(); (found[rule] > 0) != want {
+			t.Errorf("placed as %s: found %v", state, found)
+		}
+	}
+}
+
 // Each role has a manifest, and had one before an upgrade in place.
 func TestPlacedWithAnotherRolesManifest(t *testing.T) {
 	t.Parallel()
