@@ -120,9 +120,10 @@ func (b *bench) rolloutWorld(ctx context.Context, sc *scope) (*world, spenders, 
 	return w, spenders{dev, farm}, farm.events.seen(ctx, syncedLine)
 }
 
-// revision is the controller of one revision of a service.
-func revision(service string, rev int64, replicas int) (rc.RC, []byte, error) {
+// revision is the controller of one revision of a service, which is a unit.
+func revision(unit, service string, rev int64, replicas int) (rc.RC, []byte, error) {
 	return controller(fmt.Sprintf("%s-r%d", service, rev), replicas, 0, func(r *rc.RC) {
+		r.ID = rc.RevisionID(unit, rev)
 		r.Labels = map[string]string{"service": service}
 		r.Service = &rc.Service{Name: service, Revision: rev}
 	})
@@ -130,7 +131,7 @@ func revision(service string, rev int64, replicas int) (rc.RC, []byte, error) {
 
 // serve makes the first revision of a service, as its rollout would have left it, and returns when all of its pods are available.
 func (w *world) serve(ctx context.Context, service string, rev int64, replicas int) error {
-	r, canonical, err := revision(service, rev, replicas)
+	r, canonical, err := revision(store.NewID(), service, rev, replicas)
 	if err != nil {
 		return err
 	}
@@ -244,16 +245,12 @@ func (w *world) underWay(ctx context.Context, services []string) error {
 
 // deployment is the transaction that begins a rollout of a service to one more revision, a tenth of its pods at a time.
 func (w *world) deployment(ctx context.Context, service string, rev int64, replicas int) (store.Deploy, error) {
-	next, canonical, err := revision(service, rev, replicas)
-	if err != nil {
-		return store.Deploy{}, err
-	}
 	schema, err := w.store.Schema.Get(ctx, store.Default)
 	if err != nil {
 		return store.Deploy{}, err
 	}
-	start := rollout.Start{ID: store.NewID(), Service: service, By: "bench", Now: time.Now().UTC(), Epoch: schema.Value.Epoch, New: next}
-	indices := map[string]uint64{}
+	start := rollout.Start{ID: store.NewID(), Service: service, By: "bench", Now: time.Now().UTC(), Epoch: schema.Value.Epoch}
+	unit, indices := "", map[string]uint64{}
 	recs, _, err := w.store.RCs.List(ctx, store.Default)
 	if err != nil {
 		return store.Deploy{}, err
@@ -261,9 +258,14 @@ func (w *world) deployment(ctx context.Context, service string, rev int64, repli
 	for i := range recs {
 		if r := &recs[i].Value; r.Service != nil && r.Service.Name == service && r.DeletedAt == nil {
 			start.Old = append(start.Old, rollout.Seen{RC: *r})
-			indices[r.ID] = recs[i].Index
+			unit, indices[r.ID] = rc.UnitOf(r.ID), recs[i].Index
 		}
 	}
+	next, canonical, err := revision(unit, service, rev, replicas)
+	if err != nil {
+		return store.Deploy{}, err
+	}
+	start.New = next
 	started, err := rollout.Begin(start)
 	if err != nil {
 		return store.Deploy{}, err

@@ -123,7 +123,7 @@ func TestDeployingTwice(t *testing.T) {
 		t.Fatalf("%+v", svc)
 	}
 	r := svc.Controllers[0].RC
-	if r.ChangedBy != "ann" || r.Mutator != svc.Rollout.Term() || r.Desired() != 0 || r.Name != "web-r1" {
+	if r.ChangedBy != "ann" || r.Mutator != svc.Rollout.Term() || r.Desired() != 0 || r.Name != "web-r1" || r.ID != rc.RevisionID(svc.Deployed.ID, 1) {
 		t.Errorf("%+v", r)
 	}
 	keys := w.Store.Keys()

@@ -6,7 +6,7 @@ import "strings"
 // it (ADR 22).
 const KindLocal = "local"
 
-// localPrefix begins what stands in place of a controller's id. Ids of controllers hold no hyphen.
+// localPrefix begins what stands in place of a controller's id. No id of a controller begins so: ULIDs have neither l nor o.
 const localPrefix = "local-"
 
 // LocalRC returns what stands in place of a controller's id in the identities of a local service's pods.

@@ -3,17 +3,16 @@ package rc
 import (
 	"fmt"
 	"strings"
-)
 
-// ulidLength is that of the ids that programs make.
-const ulidLength = 26
+	"github.com/rcfarm/rcfarm/pkg/field"
+)
 
 // UnitOf returns the unit that a controller belongs to, which its id tells: a service with all its revisions, or the controller alone. The ids
 // of a service's controllers are <unit>-<revision> and <unit>-<revision>-pre, and the unit is a ULID, which has no hyphen. What has another
 // form is a unit by itself. See ADR 29.
 func UnitOf(id string) string {
-	if len(id) > ulidLength && id[ulidLength] == '-' {
-		return id[:ulidLength]
+	if unit, _, more := strings.Cut(id, "-"); more && field.IsULID(unit) {
+		return unit
 	}
 	return id
 }

@@ -9,8 +9,10 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -77,7 +79,7 @@ func auditFilter(c *cli.Context, now time.Time) (f store.AuditFilter, err error)
 }
 
 func runAudit(c *cli.Context, std *stdio, s *conn, filter store.AuditFilter) error {
-	if ref := c.String("rc"); len(ref) == idLength {
+	if ref := c.String("rc"); field.IsULID(rc.UnitOf(ref)) {
 		filter.RCID = ref // its record may be gone
 	} else if ref != "" {
 		rec, err := s.find(c, ref)

@@ -119,7 +119,7 @@ func (n noun) check(c *cli.Context, name string) (string, error) {
 // only returns the only argument of a command, which is such a name.
 func (n noun) only(c *cli.Context) (string, error) { return onlyArg(c, n.what, n.check) }
 
-// idLength is how long the ids of controllers are: ULIDs.
+// idLength is how long the ids of controllers are at the least: they are ULIDs, or begin with one.
 const idLength = 26
 
 // find finds the controller that REF means. It returns notFoundf, or a *usageError that lists the candidates.
@@ -137,6 +137,9 @@ func (s *conn) find(c *cli.Context, ref string) (store.Rec[rc.RC], error) {
 		return store.Rec[rc.RC]{}, err
 	}
 	ids = slices.DeleteFunc(ids, func(id string) bool { return !strings.HasPrefix(id, ref) })
+	if slices.Contains(ids, ref) {
+		ids = []string{ref} // those of other revisions may begin with it
+	}
 	if found && !slices.Contains(ids, named.Value.ID) {
 		ids = append(ids, named.Value.ID)
 	}

@@ -46,6 +46,9 @@ func Retarget(running Record, s Start) (Started, error) {
 }
 
 func begin(s Start, running *Record) (Started, error) {
+	if err := s.oneUnit(); err != nil {
+		return Started{}, err
+	}
 	s = s.counted()
 	kind := s.Knobs.Kind()
 	if kind == InPlaceStrategy && s.nothingToUpgrade() && !s.New.EachNode() {
@@ -94,6 +97,26 @@ func begin(s Start, running *Record) (Started, error) {
 	w.dress()
 	w.audit("rollout %s of %s to %s by %s, strategy %s", rec.ID, rec.Service, w.Upward().Name, s.By, kind)
 	return Started{Record: rec, RCs: w.changed(), Audit: w.d.Audit}, rec.Check()
+}
+
+// oneUnit refuses controllers of another unit than the new one's: a controller never changes its unit (ADR 29).
+func (s *Start) oneUnit() error {
+	unit := rc.UnitOf(s.New.ID)
+	check := func(id, name string) error {
+		if of := rc.UnitOf(id); of != unit {
+			return fmt.Errorf("%w: a controller never changes its unit, and %s is of %s, %s of %s; delete the service and deploy it again", ErrRefused, name, of, s.New.Name, unit)
+		}
+		return nil
+	}
+	for _, o := range s.Old {
+		if err := check(o.RC.ID, o.RC.Name); err != nil {
+			return err
+		}
+	}
+	if s.PreDeploy != nil {
+		return check(s.PreDeploy.RC, s.PreDeploy.Name)
+	}
+	return nil
 }
 
 // movable refuses strategies that replace pods by others where pods cannot have successors elsewhere.

@@ -3,6 +3,7 @@ package rollout_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -15,12 +16,13 @@ import (
 func starting(k rollout.Knobs, n int, old ...int) rollout.Start {
 	s := rollout.Start{
 		ID: "B", Service: "web", Now: t0, Epoch: "n1", Knobs: k,
-		New: rc.RC{ID: "r9", Name: "web-r9", ManifestDigest: "d9", ReplicaGroups: groupsOf(n), Service: &rc.Service{Name: "web", Revision: 9}},
+		New: rc.RC{ID: web9, Name: "web-r9", ManifestDigest: "d9", ReplicaGroups: groupsOf(n), Service: &rc.Service{Name: "web", Revision: 9}},
 	}
 	for i, n := range old {
-		id := fmt.Sprintf("r%d", i+1)
+		rev := int64(i + 1)
 		s.Old = append(s.Old, rollout.Seen{RC: rc.RC{
-			ID: id, Name: "web-" + id, ManifestDigest: "d" + id, ReplicaGroups: groupsOf(n), Generation: 1, Service: &rc.Service{Name: "web", Revision: int64(i + 1)},
+			ID: rc.RevisionID(unit, rev), Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("dr%d", rev), ReplicaGroups: groupsOf(n), Generation: 1,
+			Service: &rc.Service{Name: "web", Revision: rev},
 		}})
 	}
 	return s
@@ -115,6 +117,38 @@ func TestCountsToGoBackTo(t *testing.T) {
 		started, err := rollout.Retarget(running.Record, s)
 		if err != nil || total(started.Record.Revisions[0].Before) != want {
 			t.Errorf("from %d: %+v, %v", before, started.Record.Revisions, err)
+		}
+	}
+}
+
+func TestControllersOfAnotherUnit(t *testing.T) {
+	const other = "01m82rq476dk3dzcatmcv2vmc5"
+	running, err := rollout.Begin(starting(rollout.Knobs{}, 4, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*rollout.Start) string{
+		"the new one":       func(s *rollout.Start) string { s.New.ID = rc.RevisionID(other, 9); return "web-r1 is of " + unit },
+		"the new one alone": func(s *rollout.Start) string { s.New.ID = other; return "web-r9 of " + other },
+		"the first old one": func(s *rollout.Start) string {
+			s.Old[0].RC.ID = rc.RevisionID(other, 1)
+			return "web-r1 is of " + other
+		},
+		"the last old one":     func(s *rollout.Start) string { s.Old[1].RC.ID = other; return "web-r2 is of " + other },
+		"an old one, no ULID":  func(s *rollout.Start) string { s.Old[1].RC.ID = "r-1"; return "web-r2 is of r-1" },
+		"what runs before":     func(s *rollout.Start) string { s.PreDeploy.RC = rc.PreDeployID(other, 9); return "pre is of " + other },
+		"none is of the other": func(*rollout.Start) string { return "" },
+	} {
+		for _, begin := range []func(rollout.Start) (rollout.Started, error){
+			rollout.Begin, func(s rollout.Start) (rollout.Started, error) { return rollout.Retarget(running.Record, s) },
+		} {
+			s := starting(rollout.Knobs{}, 4, 4, 4)
+			s.PreDeploy = &rollout.PreDeploy{RC: rc.PreDeployID(unit, 9), Name: "pre"}
+			want := change(&s)
+			_, err := begin(s)
+			if want == "" && err != nil || want != "" && (!errors.Is(err, rollout.ErrRefused) || !strings.Contains(err.Error(), want)) {
+				t.Errorf("%s: %v", name, err)
+			}
 		}
 	}
 }
@@ -221,7 +255,7 @@ func TestRescaleInPlaceKeepsTheOrderOfGroups(t *testing.T) {
 	w.old(1, 4, 2)
 	w.must(t, w.deployInPlace(rollout.Knobs{GroupOrder: []string{"spare"}}, "d2", nil))
 	w.rescale(3, 1)
-	if g := w.rcs["r1"].ReplicaGroups; len(g) != 2 || g[0].Role != "main" || *g[0].Count != 3 || g[1].Role != "spare" || *g[1].Count != 1 {
+	if g := w.rcs[web1].ReplicaGroups; len(g) != 2 || g[0].Role != "main" || *g[0].Count != 3 || g[1].Role != "spare" || *g[1].Count != 1 {
 		t.Errorf("%+v", g)
 	}
 	if g := w.record.Groups; g[0].Role != "spare" || *g[0].Count != 1 {

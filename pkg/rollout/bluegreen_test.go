@@ -17,22 +17,22 @@ func TestRetargetOfBlueGreenTakesTheAbandonedDownFirst(t *testing.T) {
 	k := rollout.Knobs{Strategy: rollout.BlueGreenStrategy}
 	w.must(t, w.deploy(k, 2, 3))
 	w.settles(t, rollout.WaitingForPromote)
-	w.has(t, map[string]int{"r1": 3, "r2": 3})
+	w.has(t, map[string]int{web1: 3, web2: 3})
 	w.must(t, w.deploy(k, 3, 3))
 	if most := w.record.Max(); most != 6 {
 		t.Errorf("at most %d pods, want 6", most)
 	}
 	for rounds := 0; w.record.State == rollout.Progressing && rounds < 400; rounds++ {
 		w.round()
-		if n := len(w.podsOf("r1")); n != 3 {
+		if n := len(w.podsOf(web1)); n != 3 {
 			t.Fatalf("r1 has %d pods before the name is switched", n)
 		}
 	}
 	w.settles(t, rollout.WaitingForPromote)
-	w.has(t, map[string]int{"r1": 3, "r2": 0, "r3": 3})
+	w.has(t, map[string]int{web1: 3, web2: 0, web3: 3})
 	w.ask(rollout.PromoteVerb)
 	w.settles(t, rollout.Done)
-	w.has(t, map[string]int{"r1": 0, "r3": 3})
+	w.has(t, map[string]int{web1: 0, web3: 3})
 }
 
 func TestBlueGreenAfterAnAbortTakesWhatStandsByDownFirst(t *testing.T) {
@@ -48,7 +48,7 @@ func TestBlueGreenAfterAnAbortTakesWhatStandsByDownFirst(t *testing.T) {
 		t.Errorf("at most %d pods, want 6", most)
 	}
 	w.settles(t, rollout.WaitingForPromote)
-	w.has(t, map[string]int{"r1": 3, "r2": 0, "r3": 3})
+	w.has(t, map[string]int{web1: 3, web2: 0, web3: 3})
 }
 
 func TestRescaleOfARetargetedBlueGreen(t *testing.T) {
@@ -65,7 +65,7 @@ func TestRescaleOfARetargetedBlueGreen(t *testing.T) {
 	w.settles(t, rollout.WaitingForPromote)
 	w.ask(rollout.PromoteVerb)
 	w.settles(t, rollout.Done)
-	w.has(t, map[string]int{"r1": 0, "r2": 0, "r3": 4})
+	w.has(t, map[string]int{web1: 0, web2: 0, web3: 4})
 }
 
 // switching takes a rollout of the service, whose pods are in r1, to a phase of the switch to r2.
@@ -80,13 +80,13 @@ func switching(t *testing.T, p rollout.Phase) *world {
 		if rounds == 100 {
 			t.Fatalf("it is in phase %s, and never in %s", w.record.Phase, p)
 		}
-		w.own("r1")
-		w.own("r2")
+		w.own(web1)
+		w.own(web2)
 		w.nodes(0.3)
 		w.run()
 	}
-	w.own("r1")
-	w.own("r2")
+	w.own(web1)
+	w.own(web2)
 	w.nodes(1)
 	return w
 }
@@ -94,7 +94,7 @@ func switching(t *testing.T, p rollout.Phase) *world {
 // A retarget while the name is switched: there are never more than two sets of pods, and the revision that all nodes had under the name
 // keeps it until the new one has it. It is what a rollback goes back to.
 func TestRetargetWhileTheNameIsSwitched(t *testing.T) {
-	for phase, keeps := range map[rollout.Phase]string{rollout.Joining: "r1", rollout.Leaving: "r2", rollout.Keeping: "r2"} {
+	for phase, keeps := range map[rollout.Phase]string{rollout.Joining: web1, rollout.Leaving: web2, rollout.Keeping: web2} {
 		for _, sick := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, sick %v", phase, sick), func(t *testing.T) {
 				w := switching(t, phase)
@@ -111,14 +111,14 @@ func TestRetargetWhileTheNameIsSwitched(t *testing.T) {
 				}
 				if sick {
 					w.settles(t, rollout.Failed)
-					w.has(t, map[string]int{keeps: 3, "r3": 0})
+					w.has(t, map[string]int{keeps: 3, web3: 0})
 					return
 				}
 				w.settles(t, rollout.WaitingForPromote)
-				w.has(t, map[string]int{keeps: 3, "r3": 3})
+				w.has(t, map[string]int{keeps: 3, web3: 3})
 				w.ask(rollout.PromoteVerb)
 				w.settles(t, rollout.Done)
-				w.has(t, map[string]int{"r1": 0, "r2": 0, "r3": 3})
+				w.has(t, map[string]int{web1: 0, web2: 0, web3: 3})
 			})
 		}
 	}
@@ -126,7 +126,7 @@ func TestRetargetWhileTheNameIsSwitched(t *testing.T) {
 
 // The same where the rollout was aborted in the middle of the switch.
 func TestBlueGreenAfterAnAbortOfTheSwitch(t *testing.T) {
-	for phase, keeps := range map[rollout.Phase]string{rollout.Joining: "r1", rollout.Leaving: "r2", rollout.Keeping: "r2"} {
+	for phase, keeps := range map[rollout.Phase]string{rollout.Joining: web1, rollout.Leaving: web2, rollout.Keeping: web2} {
 		w := switching(t, phase)
 		w.ask(rollout.AbortVerb)
 		w.settles(t, rollout.Aborted)
@@ -135,12 +135,12 @@ func TestBlueGreenAfterAnAbortOfTheSwitch(t *testing.T) {
 			t.Errorf("%s: at most %d pods, want 6", phase, most)
 		}
 		for _, v := range w.record.Revisions {
-			if id := fmt.Sprintf("r%d", v.Rev); v.Abandoned != (id != keeps && id != "r3") {
+			if id := rc.RevisionID(unit, v.Rev); v.Abandoned != (id != keeps && id != web3) {
 				t.Errorf("%s: %+v", phase, v)
 			}
 		}
 		w.settles(t, rollout.WaitingForPromote)
-		w.has(t, map[string]int{keeps: 3, "r3": 3})
+		w.has(t, map[string]int{keeps: 3, web3: 3})
 	}
 }
 
@@ -149,7 +149,7 @@ func TestBlueGreenWhereAllStandBy(t *testing.T) {
 	w := traced(t)
 	for rev, n := range map[int64]int{1: 2, 2: 3, 4: 1} {
 		w.old(rev, n)
-		id := fmt.Sprintf("r%d", rev)
+		id := rc.RevisionID(unit, rev)
 		w.rcs[id].Service.Standby = true
 	}
 	w.nodes(1)
@@ -165,16 +165,16 @@ func TestBlueGreenWhereAllStandBy(t *testing.T) {
 func TestATakenBackSwitchIsNotStuck(t *testing.T) {
 	w := switching(t, rollout.Joining)
 	w.sick["d1"] = true
-	for _, p := range w.podsOf("r1") {
+	for _, p := range w.podsOf(web1) {
 		p.available = false
 	}
-	w.own("r1")
+	w.own(web1)
 	w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, 3, 3))
 	w.settles(t, rollout.WaitingForPromote)
-	w.has(t, map[string]int{"r1": 0, "r2": 3, "r3": 3})
+	w.has(t, map[string]int{web1: 0, web2: 3, web3: 3})
 	w.ask(rollout.PromoteVerb)
 	w.settles(t, rollout.Done)
-	w.has(t, map[string]int{"r1": 0, "r2": 0, "r3": 3})
+	w.has(t, map[string]int{web1: 0, web2: 0, web3: 3})
 }
 
 // Other counts in mid-course leave the bound at two sets of pods, as large as the larger of both.
@@ -186,7 +186,7 @@ func TestRescaleAfterATakenBackSwitch(t *testing.T) {
 		t.Errorf("at most %d pods, want 5", most)
 	}
 	w.settles(t, rollout.WaitingForPromote)
-	w.has(t, map[string]int{"r1": 2, "r3": 2})
+	w.has(t, map[string]int{web1: 2, web3: 2})
 }
 
 // New pods that stand by replace no old ones yet: with other counts the service still has as many under its name.
@@ -197,16 +197,16 @@ func TestRescaleWhileNewPodsStandBy(t *testing.T) {
 		w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, 2, 3))
 		w.settles(t, rollout.WaitingForPromote)
 		w.rescale(n)
-		if got := desired(w.rcs["r1"]); got != n {
+		if got := desired(w.rcs[web1]); got != n {
 			t.Errorf("r1 asks for %d pods, want %d", got, n)
 		}
 		for range 20 {
 			w.round()
 		}
-		w.has(t, map[string]int{"r1": n})
+		w.has(t, map[string]int{web1: n})
 		w.ask(rollout.PromoteVerb)
 		w.settles(t, rollout.Done)
-		w.has(t, map[string]int{"r1": 0, "r2": n})
+		w.has(t, map[string]int{web1: 0, web2: n})
 	}
 }
 
@@ -226,7 +226,7 @@ func TestRetargetOfAPausedRollback(t *testing.T) {
 		}
 		w.must(t, w.deploy(rollout.Knobs{}, 3, 3))
 		for _, v := range w.record.Revisions {
-			if v.Direction == rollout.Down && v.Abandoned != (v.RC == "r2") {
+			if v.Direction == rollout.Down && v.Abandoned != (v.RC == web2) {
 				t.Errorf("%s: %+v", strategy, v)
 			}
 		}
@@ -239,16 +239,16 @@ func TestBlueGreenLeavesTheNameToWhoHasIt(t *testing.T) {
 	w := traced(t)
 	w.old(1, 3)
 	w.old(2, 3)
-	w.rcs["r1"].Service.Standby = true
+	w.rcs[web1].Service.Standby = true
 	w.must(t, w.start(rollout.Start{
 		ID: "R3", Service: "web", By: "ann", Now: w.now, Epoch: w.epoch, Knobs: rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, InEffect: 1,
 		New: rc.RC{
-			ID: "r3", Name: "web-r3", ManifestDigest: "d3", ReplicaGroups: groupsOf(3), Strategy: rc.Dynamic, Generation: 1,
+			ID: web3, Name: "web-r3", ManifestDigest: "d3", ReplicaGroups: groupsOf(3), Strategy: rc.Dynamic, Generation: 1,
 			Service: &rc.Service{Name: "web", Revision: 3},
 		},
 	}))
 	for _, v := range w.record.Revisions {
-		if v.Standby != (v.RC != "r2") {
+		if v.Standby != (v.RC != web2) {
 			t.Errorf("%+v", v)
 		}
 	}
@@ -260,9 +260,9 @@ func TestTheFirstRevisionWaitsForPromote(t *testing.T) {
 		w := traced(t)
 		w.must(t, w.deploy(rollout.Knobs{Strategy: strategy}, 1, 3))
 		w.settles(t, rollout.WaitingForPromote)
-		w.has(t, map[string]int{"r1": pods})
+		w.has(t, map[string]int{web1: pods})
 		w.ask(rollout.PromoteVerb)
 		w.settles(t, rollout.Done)
-		w.has(t, map[string]int{"r1": 3})
+		w.has(t, map[string]int{web1: 3})
 	}
 }

@@ -31,7 +31,7 @@ func TestAClockThatIsAheadEndsNoPreDeploy(t *testing.T) {
 	t.Parallel()
 	for watched, fails := range map[time.Duration]bool{0: false, rollout.PreDeployTimeout - time.Second: false, rollout.PreDeployTimeout: true} {
 		rec, obs := staged(rollout.AvailabilityStrategy, rollout.PreDeploying, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 4, target: 0}, rev{dir: rollout.Up, target: 4})
-		rec.Stage, rec.PreDeploy = 0, &rollout.PreDeploy{RC: "pre", Name: "web-pre", Until: t0.Add(rollout.PreDeployTimeout)}
+		rec.Stage, rec.PreDeploy = 0, &rollout.PreDeploy{RC: webPre, Name: "web-pre", Until: t0.Add(rollout.PreDeployTimeout)}
 		obs.Now, obs.Watched, obs.PreDeploy = t0.Add(rollout.PreDeployTimeout+time.Hour), &watched, &rollout.PreDeployed{}
 		d := rollout.Decide(rec, obs)
 		if failed := d.Record.State == rollout.Failed; failed != fails {
@@ -54,7 +54,7 @@ func TestTimesAheadInARolloutAreReplacedOnce(t *testing.T) {
 		"progress_at":   func(r *rollout.Record, at time.Time) time.Time { r.ProgressAt = at; return now },
 		"waiting_since": func(r *rollout.Record, at time.Time) time.Time { r.WaitingSince = &at; return now },
 		"pre_deploy.until": func(r *rollout.Record, at time.Time) time.Time {
-			r.PreDeploy = &rollout.PreDeploy{RC: "pre", Name: "web-pre", Until: at.Add(rollout.PreDeployTimeout)}
+			r.PreDeploy = &rollout.PreDeploy{RC: webPre, Name: "web-pre", Until: at.Add(rollout.PreDeployTimeout)}
 			return now.Add(rollout.PreDeployTimeout)
 		},
 		"gate.next_at": func(r *rollout.Record, at time.Time) time.Time {

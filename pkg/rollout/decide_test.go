@@ -23,14 +23,14 @@ func TestASickPodStallsWithoutChangingCounts(t *testing.T) {
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{OnTimeout: rollout.OnTimeoutPause}, 2, 4))
 	w.run()
-	w.own("r2")
+	w.own(web2)
 	for range 100 {
 		w.now = w.now.Add(time.Second)
-		w.own("r1")
-		w.own("r2")
+		w.own(web1)
+		w.own(web2)
 		w.run()
 	}
-	w.has(t, map[string]int{"r1": 4, "r2": 1})
+	w.has(t, map[string]int{web1: 4, web2: 1})
 	if d := rollout.Decide(*w.record, w.observe()); d.Write || len(d.RCs) > 0 || d.Again != 19*time.Second+time.Second {
 		t.Errorf("again after %s, %v", d.Again, d.RCs)
 	}
@@ -58,11 +58,11 @@ func TestHopelessPodsFailTheStageAtOnce(t *testing.T) {
 		w.old(1, 4)
 		w.must(t, w.deploy(rollout.Knobs{OnTimeout: tt.on}, 2, 4))
 		w.run()
-		w.own("r2")
-		w.podsOf("r2")[0].hopeless = true
-		w.own("r2")
+		w.own(web2)
+		w.podsOf(web2)[0].hopeless = true
+		w.own(web2)
 		d := w.run()
-		if r := d.Record; r.State != tt.want || !strings.Contains(r.Reason, "web-r2.main.0 on n: exit 1") || len(r.Failures) != 1 || r.Failures[0].RC != "r2" || len(d.Audit) != 1 || d.Alert == "" {
+		if r := d.Record; r.State != tt.want || !strings.Contains(r.Reason, "web-r2.main.0 on n: exit 1") || len(r.Failures) != 1 || r.Failures[0].RC != web2 || len(d.Audit) != 1 || d.Alert == "" {
 			t.Errorf("%s: %+v %v", tt.on, r, d.Audit)
 		}
 	}
@@ -73,7 +73,7 @@ func TestContinueWaitsOnAndSaysSoOnce(t *testing.T) {
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{OnTimeout: rollout.OnTimeoutContinue, StageTimeout: length(time.Minute)}, 2, 4))
 	w.run()
-	w.own("r2")
+	w.own(web2)
 	w.now = w.now.Add(time.Minute)
 	if d := w.run(); d.Alert == "" || d.Record.State != rollout.Progressing || !strings.Contains(d.Record.Reason, "no progress for 1m0s") {
 		t.Errorf("%+v", d)
@@ -99,19 +99,19 @@ func TestRollbackRestoresCountsAndSaysWhy(t *testing.T) {
 	w := traced(t)
 	w.old(1, 6)
 	w.must(t, w.deploy(rollout.Knobs{Step: amount(2)}, 2, 3))
-	for len(w.podsOf("r2")) < 2 {
+	for len(w.podsOf(web2)) < 2 {
 		w.round()
 	}
 	w.sick["d2"] = true
-	for _, p := range w.podsOf("r2") {
+	for _, p := range w.podsOf(web2) {
 		p.available, p.hopeless = false, true
 	}
 	w.settles(t, rollout.Failed)
-	w.has(t, map[string]int{"r1": 6, "r2": 0})
+	w.has(t, map[string]int{web1: 6, web2: 0})
 	if d := w.ended; d.InEffect != 1 || !strings.HasSuffix(d.Record.Reason, "; web-r1 has all pods again") || !strings.Contains(d.Record.Reason, "exit 1") {
 		t.Errorf("%+v", d.Record)
 	}
-	if r := w.rcs["r1"]; r.Mutator != "" || r.AllowMassStop != 0 || len(r.Service.Companions) != 0 || r.Service.Min != 0 || r.Service.Max != 0 {
+	if r := w.rcs[web1]; r.Mutator != "" || r.AllowMassStop != 0 || len(r.Service.Companions) != 0 || r.Service.Min != 0 || r.Service.Max != 0 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -124,7 +124,7 @@ func TestFirstDeploymentThatFailsHasNothingToGoBackTo(t *testing.T) {
 	if d := w.ended; d.InEffect != 0 || !strings.Contains(d.Record.Reason, "there is no revision to go back to") || !strings.Contains(d.Alert, "web has failed") {
 		t.Errorf("%+v", d)
 	}
-	if len(w.podsOf("r1")) != 1 || desired(w.rcs["r1"]) != 1 {
+	if len(w.podsOf(web1)) != 1 || desired(w.rcs[web1]) != 1 {
 		t.Error("counts have to stay")
 	}
 }
@@ -137,12 +137,12 @@ func TestFirstDeploymentObeysTheKnobs(t *testing.T) {
 		w := traced(t)
 		w.must(t, w.deploy(tt.k, 1, 10))
 		w.run()
-		if n := desired(w.rcs["r1"]); n != tt.first {
+		if n := desired(w.rcs[web1]); n != tt.first {
 			t.Errorf("%+v: %d pods at first", tt.k, n)
 		}
 		w.settles(t, rollout.Done)
-		w.has(t, map[string]int{"r1": 10})
-		if r := w.rcs["r1"]; r.Mutator != "" || w.ended.InEffect != 1 {
+		w.has(t, map[string]int{web1: 10})
+		if r := w.rcs[web1]; r.Mutator != "" || w.ended.InEffect != 1 {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -153,7 +153,7 @@ func TestZeroReplicasJumpToTheEnd(t *testing.T) {
 	w.old(1, 3)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 0))
 	w.settles(t, rollout.Done)
-	w.has(t, map[string]int{"r1": 0, "r2": 0})
+	w.has(t, map[string]int{web1: 0, web2: 0})
 	if w.ended.Record.Stage != 1 || w.ended.InEffect != 2 {
 		t.Errorf("stage %d, in effect %d", w.ended.Record.Stage, w.ended.InEffect)
 	}
@@ -173,9 +173,9 @@ func TestPauseResumeAndWhatMeansNothing(t *testing.T) {
 	if r := w.record; r.State != rollout.Paused || r.Resume != rollout.Progressing || r.Reason != "paused by bob" {
 		t.Errorf("%+v", r)
 	}
-	n := desired(w.rcs["r2"])
+	n := desired(w.rcs[web2])
 	w.rounds(300)
-	if desired(w.rcs["r2"]) != n || w.record.State != rollout.Paused {
+	if desired(w.rcs[web2]) != n || w.record.State != rollout.Paused {
 		t.Error("it moves while it is paused")
 	}
 	w.ask(rollout.RollbackVerb)
@@ -196,7 +196,7 @@ func TestPauseResumeAndWhatMeansNothing(t *testing.T) {
 	}
 	w.ask(rollout.RollbackVerb)
 	w.settles(t, rollout.Failed)
-	w.has(t, map[string]int{"r1": 4, "r2": 0})
+	w.has(t, map[string]int{web1: 4, web2: 0})
 }
 
 func TestCanaryPromotesByItself(t *testing.T) {
@@ -238,32 +238,32 @@ func TestBlueGreenSwitchesTheName(t *testing.T) {
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy, KeepOld: length(time.Minute)}, 2, 4))
 	w.settles(t, rollout.WaitingForPromote)
-	w.has(t, map[string]int{"r1": 4, "r2": 4})
-	if !w.rcs["r2"].Service.Standby || w.rcs["r1"].Service.Standby || w.serving() != 4 {
+	w.has(t, map[string]int{web1: 4, web2: 4})
+	if !w.rcs[web2].Service.Standby || w.rcs[web1].Service.Standby || w.serving() != 4 {
 		t.Error("the new pods are to stand by, and nothing else")
 	}
 	w.ask(rollout.PromoteVerb)
-	if w.rcs["r2"].Service.Standby || w.record.Phase != rollout.Joining {
+	if w.rcs[web2].Service.Standby || w.record.Phase != rollout.Joining {
 		t.Errorf("%s", w.record.Phase)
 	}
-	w.own("r2") // its nodes have not followed
-	if d := w.run(); d.Record.Phase != rollout.Joining || w.rcs["r1"].Service.Standby {
+	w.own(web2) // its nodes have not followed
+	if d := w.run(); d.Record.Phase != rollout.Joining || w.rcs[web1].Service.Standby {
 		t.Error("the old pods leave before the new ones have come")
 	}
 	for w.record.Phase != rollout.Keeping {
 		w.round()
 	}
 	for _, p := range w.pods {
-		if p.standby != (p.rc == "r1") {
+		if p.standby != (p.rc == web1) {
 			t.Errorf("%+v", p)
 		}
 	}
 	since := *w.record.WaitingSince
 	w.now = since.Add(time.Minute - time.Nanosecond)
 	w.run()
-	w.has(t, map[string]int{"r1": 4})
+	w.has(t, map[string]int{web1: 4})
 	w.settles(t, rollout.Done)
-	w.has(t, map[string]int{"r1": 0, "r2": 4})
+	w.has(t, map[string]int{web1: 0, web2: 4})
 }
 
 func TestBlueGreenGoesBackAfterTheSwitch(t *testing.T) {
@@ -275,8 +275,8 @@ func TestBlueGreenGoesBackAfterTheSwitch(t *testing.T) {
 	}
 	w.ask(rollout.RollbackVerb)
 	w.settles(t, rollout.Failed)
-	w.has(t, map[string]int{"r1": 4, "r2": 0})
-	if w.serving() != 4 || w.rcs["r1"].Service.Standby || w.ended.InEffect != 1 {
+	w.has(t, map[string]int{web1: 4, web2: 0})
+	if w.serving() != 4 || w.rcs[web1].Service.Standby || w.ended.InEffect != 1 {
 		t.Errorf("%d serve, %+v", w.serving(), w.ended)
 	}
 }
@@ -317,17 +317,17 @@ func TestPreDeploy(t *testing.T) {
 		w := traced(t)
 		w.old(1, 2)
 		w.must(t, w.start(rollout.Start{
-			ID: "A", Service: "web", Now: w.now, Epoch: w.epoch, PreDeploy: &rollout.PreDeploy{RC: "pre", Name: "web-pre"},
-			New: rc.RC{ID: "r2", Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(2), Service: &rc.Service{Name: "web", Revision: 2}},
+			ID: "A", Service: "web", Now: w.now, Epoch: w.epoch, PreDeploy: &rollout.PreDeploy{RC: webPre, Name: "web-pre"},
+			New: rc.RC{ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(2), Service: &rc.Service{Name: "web", Revision: 2}},
 		}))
 		w.now = w.now.Add(tt.after)
 		w.pre = tt.seen
 		d := w.run()
 		over := name != "runs"
-		if d.Record.State != tt.state || !strings.Contains(d.Record.Reason, tt.want) || over != (len(d.Delete) == 1 && d.Delete[0] == "pre") {
+		if d.Record.State != tt.state || !strings.Contains(d.Record.Reason, tt.want) || over != (len(d.Delete) == 1 && d.Delete[0] == webPre) {
 			t.Errorf("%s: %+v, deletes %v", name, d.Record, d.Delete)
 		}
-		if grown := desired(w.rcs["r2"]) > 0; grown != (name == "ended") {
+		if grown := desired(w.rcs[web2]) > 0; grown != (name == "ended") {
 			t.Errorf("%s: the new revision grows: %v", name, grown)
 		}
 		if name == "runs" && d.Again != time.Second {
@@ -341,26 +341,26 @@ func TestAnotherWorldPausesByItself(t *testing.T) {
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 4))
 	w.run()
-	n := desired(w.rcs["r2"])
-	r2 := w.rcs["r2"]
+	n := desired(w.rcs[web2])
+	r2 := w.rcs[web2]
 	r2.ReplicaGroups, r2.Mutator = groupsOf(0), ""
-	w.rcs["r2"], w.epoch, w.holding["r1"] = r2, "n2", true
+	w.rcs[web2], w.epoch, w.holding[web1] = r2, "n2", true
 	if d := w.run(); !strings.Contains(d.Record.BlockedReason, "waiting for the owner of web-r1 to report") || len(d.RCs) > 0 {
 		t.Errorf("%+v", d.Record)
 	}
-	w.own("r1")
-	w.own("r2")
+	w.own(web1)
+	w.own(web2)
 	if d := w.run(); !strings.Contains(d.Record.BlockedReason, "the owner of web-r1 waits for the nodes") || len(d.RCs) > 0 {
 		t.Errorf("%+v", d.Record)
 	}
 	w.now = w.now.Add(time.Hour)
-	delete(w.holding, "r1")
-	w.own("r1")
+	delete(w.holding, web1)
+	w.own(web1)
 	d := w.run()
 	if d.Record.BlockedReason != "" || d.Record.Epoch != "n2" || d.Record.State != rollout.Progressing || d.Record.ProgressAt != w.now {
 		t.Errorf("%+v", d.Record)
 	}
-	if desired(w.rcs["r2"]) != n || w.rcs["r2"].Mutator != "web/R2" {
+	if desired(w.rcs[web2]) != n || w.rcs[web2].Mutator != "web/R2" {
 		t.Error("the counts are not written again")
 	}
 	w.settles(t, rollout.Done)
@@ -380,16 +380,16 @@ func TestHeldByTheBreakerAndByWhatCannotBeRead(t *testing.T) {
 	}
 	w.breaker = ""
 	obs := w.observe()
-	delete(obs.Revisions, "r1")
+	delete(obs.Revisions, web1)
 	if d := rollout.Decide(*w.record, obs); d.Record.BlockedReason != "the controller of web-r1 cannot be read" || len(d.RCs) > 0 || d.Again != 5*time.Second {
 		t.Errorf("%+v", d)
 	}
-	obs.Revisions["r1"] = rollout.Seen{}
+	obs.Revisions[web1] = rollout.Seen{}
 	if d := rollout.Decide(*w.record, obs); len(d.Record.Revisions) != 1 || d.Record.State != rollout.Progressing || d.Record.BlockedReason != "" {
 		t.Errorf("%+v", d.Record)
 	}
 	obs = w.observe()
-	obs.Revisions["r2"] = rollout.Seen{}
+	obs.Revisions[web2] = rollout.Seen{}
 	if d := rollout.Decide(*w.record, obs); d.Record.State != rollout.Failed || !d.Ended || d.Record.Reason != "the controller of web-r2 is gone" {
 		t.Errorf("%+v", d.Record)
 	}

@@ -65,7 +65,7 @@ func TestCanaryGetsAllOfItsPods(t *testing.T) {
 	w.old(1, 10)
 	w.must(t, w.deploy(rollout.Knobs{Canary: &rollout.Canary{Pods: 3}}, 2, 10))
 	w.settles(t, rollout.WaitingForPromote)
-	w.has(t, map[string]int{"r1": 7, "r2": 3})
+	w.has(t, map[string]int{web1: 7, web2: 3})
 	w.rescale(14)
 	for range 20 {
 		w.round()
@@ -73,10 +73,10 @@ func TestCanaryGetsAllOfItsPods(t *testing.T) {
 	if w.record.State != rollout.WaitingForPromote {
 		t.Error(w.record.State)
 	}
-	w.has(t, map[string]int{"r1": 11, "r2": 3}) // the old one takes the load
+	w.has(t, map[string]int{web1: 11, web2: 3}) // the old one takes the load
 	w.ask(rollout.PromoteVerb)
 	w.settles(t, rollout.Done)
-	w.has(t, map[string]int{"r1": 0, "r2": 14})
+	w.has(t, map[string]int{web1: 0, web2: 14})
 }
 
 func TestStopFirstHasRoomOfItsOwn(t *testing.T) {
@@ -88,7 +88,7 @@ func TestStopFirstHasRoomOfItsOwn(t *testing.T) {
 			t.Errorf("%+v", u)
 		}
 		w.settles(t, rollout.Done)
-		w.has(t, map[string]int{"r1": 0, "r2": 20})
+		w.has(t, map[string]int{web1: 0, web2: 20})
 	}
 }
 
@@ -115,17 +115,17 @@ func TestRetargetDeletesThePreDeployOfTheOther(t *testing.T) {
 	w := traced(t)
 	w.old(1, 2)
 	w.must(t, w.start(rollout.Start{
-		ID: "A", Service: "web", Now: w.now, Epoch: w.epoch, PreDeploy: &rollout.PreDeploy{RC: "pre", Name: "web-pre"},
-		New: rc.RC{ID: "r2", Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(2), Service: &rc.Service{Name: "web", Revision: 2}},
+		ID: "A", Service: "web", Now: w.now, Epoch: w.epoch, PreDeploy: &rollout.PreDeploy{RC: webPre, Name: "web-pre"},
+		New: rc.RC{ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(2), Service: &rc.Service{Name: "web", Revision: 2}},
 	}))
 	if w.record.PreDeploy.Until != w.now.Add(rollout.PreDeployTimeout) {
 		t.Error(w.record.PreDeploy.Until)
 	}
 	started, err := rollout.Retarget(*w.record, rollout.Start{
-		ID: "B", Service: "web", Now: w.now, Epoch: w.epoch, Old: []rollout.Seen{{RC: w.rcs["r1"]}, {RC: w.rcs["r2"]}},
-		New: rc.RC{ID: "r3", Name: "web-r3", ManifestDigest: "d3", ReplicaGroups: groupsOf(2), Service: &rc.Service{Name: "web", Revision: 3}},
+		ID: "B", Service: "web", Now: w.now, Epoch: w.epoch, Old: []rollout.Seen{{RC: w.rcs[web1]}, {RC: w.rcs[web2]}},
+		New: rc.RC{ID: web3, Name: "web-r3", ManifestDigest: "d3", ReplicaGroups: groupsOf(2), Service: &rc.Service{Name: "web", Revision: 3}},
 	})
-	if err != nil || !slices.Equal(started.Delete, []string{"pre"}) {
+	if err != nil || !slices.Equal(started.Delete, []string{webPre}) {
 		t.Errorf("%v, %v", started.Delete, err)
 	}
 }
@@ -146,13 +146,13 @@ func TestDeployAfterAbortTakesAllRevisionsDown(t *testing.T) {
 			t.Errorf("%s is left as %+v", id, r)
 		}
 	}
-	if len(w.podsOf("r1")) == 0 || len(w.podsOf("r2")) == 0 {
+	if len(w.podsOf(web1)) == 0 || len(w.podsOf(web2)) == 0 {
 		t.Fatal("the abort was to leave both revisions with pods")
 	}
 	w.must(t, w.deploy(rollout.Knobs{}, 3, 6))
 	w.settles(t, rollout.Done)
-	w.has(t, map[string]int{"r1": 0, "r2": 0, "r3": 6})
-	if d := w.ended; d.InEffect != 3 || !slices.Contains(d.Delete, "r1") || !slices.Contains(d.Delete, "r2") {
+	w.has(t, map[string]int{web1: 0, web2: 0, web3: 6})
+	if d := w.ended; d.InEffect != 3 || !slices.Contains(d.Delete, web1) || !slices.Contains(d.Delete, web2) {
 		t.Errorf("%+v", d)
 	}
 }
@@ -160,7 +160,7 @@ func TestDeployAfterAbortTakesAllRevisionsDown(t *testing.T) {
 // deployInPlace changes the controller r1 to another digest.
 func (w *world) deployInPlace(k rollout.Knobs, digest string, change func(*rc.RC)) error {
 	k.Strategy = rollout.InPlaceStrategy
-	next := copied(w.rcs["r1"])
+	next := copied(w.rcs[web1])
 	next.ManifestDigest, next.Mutator = digest, ""
 	next.Service.Revision++
 	if change != nil {
@@ -188,13 +188,13 @@ func TestInPlaceAfterAnAbort(t *testing.T) {
 			w.round()
 		}
 		w.ask(rollout.AbortVerb)
-		if r := w.rcs["r1"]; r.InPlace == nil || r.InPlace.Limit != 4 || r.Mutator != "" {
+		if r := w.rcs[web1]; r.InPlace == nil || r.InPlace.Limit != 4 || r.Mutator != "" {
 			t.Fatalf("%+v", r)
 		}
 		w.round()
 		ups, had := 0, w.running(next)
 		w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(2)}, next, nil))
-		if p := w.rcs["r1"].InPlace; p.From == next || next == "d3" && p.From != "d1" {
+		if p := w.rcs[web1].InPlace; p.From == next || next == "d3" && p.From != "d1" {
 			t.Errorf("%s: from %s", next, p.From)
 		}
 		w.trace = nil
@@ -213,7 +213,7 @@ func TestInPlaceAfterAnAbort(t *testing.T) {
 func TestInPlaceRollbackRestoresTheWholeController(t *testing.T) {
 	w := traced(t)
 	w.old(1, 6)
-	before := copied(w.rcs["r1"])
+	before := copied(w.rcs[web1])
 	w.sick["d2"] = true
 	w.must(t, w.deployInPlace(rollout.Knobs{}, "d2", func(r *rc.RC) {
 		r.NodeSelector, r.MinAvailable, r.ReplicaGroups, r.Labels = "disk=ssd", ptr(2), groupsOf(7), map[string]string{"a": "b"}
@@ -222,7 +222,7 @@ func TestInPlaceRollbackRestoresTheWholeController(t *testing.T) {
 	if w.ended.InEffect == 0 || w.running("d1") != 6 {
 		t.Errorf("%d pods as before, %+v", w.running("d1"), w.ended)
 	}
-	after := w.rcs["r1"]
+	after := w.rcs[web1]
 	if after.NodeSelector != "" || after.MinAvailable != nil || after.Desired() != 6 || after.Labels != nil || after.ManifestDigest != before.ManifestDigest || after.InPlace != nil || after.Mutator != "" {
 		t.Errorf("%+v", after)
 	}
@@ -248,7 +248,7 @@ func TestDeployAfterRestoreAndAbort(t *testing.T) {
 	w.old(1, 8)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 8))
 	s := w.snapshot()
-	for len(w.podsOf("r2")) < 5 {
+	for len(w.podsOf(web2)) < 5 {
 		w.round()
 	}
 	w.restore(s)
@@ -256,13 +256,13 @@ func TestDeployAfterRestoreAndAbort(t *testing.T) {
 	for range 5 {
 		w.round()
 	}
-	if w.record.BlockedReason == "" || len(w.podsOf("r2")) < 4 {
+	if w.record.BlockedReason == "" || len(w.podsOf(web2)) < 4 {
 		t.Fatalf("held %q, %s", w.record.BlockedReason, w.counts())
 	}
 	w.ask(rollout.AbortVerb)
 	w.must(t, w.deploy(rollout.Knobs{}, 3, 8))
 	w.settles(t, rollout.Done)
-	w.has(t, map[string]int{"r1": 0, "r2": 0, "r3": 8})
+	w.has(t, map[string]int{web1: 0, web2: 0, web3: 8})
 }
 
 func TestResumeAfterARestoreTreatsPodsAsItsOwn(t *testing.T) {
@@ -270,13 +270,13 @@ func TestResumeAfterARestoreTreatsPodsAsItsOwn(t *testing.T) {
 	w.old(1, 8)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 8))
 	s := w.snapshot()
-	for len(w.podsOf("r2")) < 5 {
+	for len(w.podsOf(web2)) < 5 {
 		w.round()
 	}
 	w.restore(s)
 	for range 4 {
 		w.round()
-		w.holding = map[string]bool{"r1": true}
+		w.holding = map[string]bool{web1: true}
 		w.ask(rollout.ResumeVerb) // nothing is believed while an owner holds
 	}
 	clear(w.holding)
@@ -290,7 +290,7 @@ func TestResumeAfterARestoreTreatsPodsAsItsOwn(t *testing.T) {
 		t.Errorf("%q, %s", w.record.BlockedReason, w.record.Epoch)
 	}
 	w.settles(t, rollout.Done)
-	w.has(t, map[string]int{"r1": 0, "r2": 8})
+	w.has(t, map[string]int{web1: 0, web2: 8})
 }
 
 // Pods on lost machines take no room, and do not keep a rollout from turning round at the bound.
@@ -298,10 +298,10 @@ func TestLostPodsTakeNoRoom(t *testing.T) {
 	w := traced(t)
 	w.old(1, 6)
 	w.must(t, w.deploy(rollout.Knobs{Step: amount(2)}, 2, 6))
-	for len(w.podsOf("r2")) < 3 {
+	for len(w.podsOf(web2)) < 3 {
 		w.round()
 	}
-	for i, p := range w.podsOf("r2") {
+	for i, p := range w.podsOf(web2) {
 		p.lost, p.available = i < 2, false
 	}
 	w.ask(rollout.RollbackVerb)
@@ -309,27 +309,27 @@ func TestLostPodsTakeNoRoom(t *testing.T) {
 	if w.ended.InEffect != 1 {
 		t.Error(w.ended.Record.Reason)
 	}
-	w.has(t, map[string]int{"r1": 6})
+	w.has(t, map[string]int{web1: 6})
 }
 
 func TestOnePodShortStallsNothing(t *testing.T) {
 	w := traced(t)
 	w.old(1, 5)
 	w.old(2, 5)
-	w.podsOf("r1")[0].available = false
+	w.podsOf(web1)[0].available = false
 	w.sick["d1"] = true // it never comes back, and those of the other revision are good
-	w.podsOf("r1")[0].lost = true
-	for _, p := range w.podsOf("r1")[1:] {
+	w.podsOf(web1)[0].lost = true
+	for _, p := range w.podsOf(web1)[1:] {
 		p.available = true
 	}
 	w.must(t, w.deploy(rollout.Knobs{MinAvailable: ptr(10), MaxSurge: amount(1)}, 3, 10))
 	w.settles(t, rollout.Done)
-	w.has(t, map[string]int{"r3": 10})
+	w.has(t, map[string]int{web3: 10})
 }
 
 func TestRefusals(t *testing.T) {
-	old := rollout.Seen{RC: rc.RC{ID: "r1", Name: "web-r1", ManifestDigest: "d1", ReplicaGroups: groupsOf(4), Service: &rc.Service{Name: "web", Revision: 1}}}
-	next := rc.RC{ID: "r2", Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(4), Service: &rc.Service{Name: "web", Revision: 2}}
+	old := rollout.Seen{RC: rc.RC{ID: web1, Name: "web-r1", ManifestDigest: "d1", ReplicaGroups: groupsOf(4), Service: &rc.Service{Name: "web", Revision: 1}}}
+	next := rc.RC{ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(4), Service: &rc.Service{Name: "web", Revision: 2}}
 	for name, tt := range map[string]struct {
 		change func(*rollout.Start)
 		want   []string
@@ -337,7 +337,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		"no room":          {func(s *rollout.Start) { s.Knobs.MaxSurge = amount(0) }, []string{"max_surge is 0", "max_unavailable is 0"}, rollout.ErrRefused},
 		"no room by least": {func(s *rollout.Start) { s.Knobs.MaxSurge, s.Knobs.MinAvailable = amount(0), ptr(4) }, []string{"max_surge", "min_available 4 of 4"}, rollout.ErrRefused},
-		"in place":         {func(s *rollout.Start) { s.Knobs.Strategy, s.Knobs.MinAvailable, s.New.ID = "in-place", ptr(4), "r1" }, []string{"min_available is 4 of 4"}, rollout.ErrRefused},
+		"in place":         {func(s *rollout.Start) { s.Knobs.Strategy, s.Knobs.MinAvailable, s.New.ID = "in-place", ptr(4), web1 }, []string{"min_available is 4 of 4"}, rollout.ErrRefused},
 		"in place besides": {func(s *rollout.Start) { s.Knobs.Strategy = "in-place" }, []string{"only controller", "web-r1"}, rollout.ErrRefused},
 		"blue-green":       {func(s *rollout.Start) { s.Knobs.Strategy, s.Knobs.MaxSurge = "blue-green", amount(3) }, []string{"max_surge is 3", "allowed: 4"}, rollout.ErrRefused},
 		"leave_old":        {func(s *rollout.Start) { s.Knobs.LeaveOld, s.Old = true, nil }, []string{"leave_old"}, rollout.ErrRefused},
@@ -347,7 +347,7 @@ func TestRefusals(t *testing.T) {
 		"volumes":          {func(s *rollout.Start) { s.OnlyInPlace = "it has volumes" }, []string{"it has volumes", "availability", "in-place"}, rollout.ErrRefused},
 		"group":            {func(s *rollout.Start) { s.Knobs.GroupOrder = []string{"x"} }, []string{"group_order", `"x"`}, rollout.ErrRefused},
 		"knob":             {func(s *rollout.Start) { s.Knobs.Step = amount(0) }, []string{"step"}, rollout.ErrRefused},
-		"itself":           {func(s *rollout.Start) { s.New.ID = "r1" }, []string{"web-r1 is the new revision and an old one"}, rollout.ErrRefused},
+		"itself":           {func(s *rollout.Start) { s.New.ID = web1 }, []string{"web-r1 is the new revision and an old one"}, rollout.ErrRefused},
 	} {
 		s := rollout.Start{ID: "A", Service: "web", Now: t0, Epoch: "n", New: next, Old: []rollout.Seen{old}}
 		tt.change(&s)
@@ -368,14 +368,14 @@ func TestFirstDeploymentInPlace(t *testing.T) {
 	w := traced(t)
 	w.must(t, w.start(rollout.Start{
 		ID: "A", Service: "web", Now: w.now, Epoch: w.epoch, Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy, Step: amount(2)},
-		New: rc.RC{ID: "r1", Name: "web-r1", ManifestDigest: "d1", Strategy: rc.Static, ReplicaGroups: groupsOf(5), Service: &rc.Service{Name: "web", Revision: 1}},
+		New: rc.RC{ID: web1, Name: "web-r1", ManifestDigest: "d1", Strategy: rc.Static, ReplicaGroups: groupsOf(5), Service: &rc.Service{Name: "web", Revision: 1}},
 	}))
 	w.must(t, w.record.Check())
-	if w.rcs["r1"].InPlace != nil {
+	if w.rcs[web1].InPlace != nil {
 		t.Error("there is nothing to limit")
 	}
 	w.settles(t, rollout.Done)
-	w.has(t, map[string]int{"r1": 5})
+	w.has(t, map[string]int{web1: 5})
 }
 
 func TestExpired(t *testing.T) {
@@ -412,7 +412,7 @@ func TestInPlaceAfterAnAbortTakesNothingBack(t *testing.T) {
 	w.calm = true
 	for w.record != nil {
 		if w.round(); w.running("s2") < had {
-			t.Fatalf("%d pods run s2, and %d did: %+v", w.running("s2"), had, w.rcs["r1"].InPlace)
+			t.Fatalf("%d pods run s2, and %d did: %+v", w.running("s2"), had, w.rcs[web1].InPlace)
 		}
 	}
 	if w.ended.Record.State != rollout.Done || w.running("s2") != 4 || w.running("d2") != 4 {
@@ -435,8 +435,8 @@ func TestInPlaceRollbackAfterAnAbort(t *testing.T) {
 	}
 	w.ask(rollout.RollbackVerb)
 	w.settles(t, rollout.Failed)
-	if w.running("d1") != 6 || w.rcs["r1"].ManifestDigest != "d1" || w.rcs["r1"].InPlace != nil {
-		t.Errorf("%+v: %s", w.rcs["r1"], w.counts())
+	if w.running("d1") != 6 || w.rcs[web1].ManifestDigest != "d1" || w.rcs[web1].InPlace != nil {
+		t.Errorf("%+v: %s", w.rcs[web1], w.counts())
 	}
 }
 

@@ -22,7 +22,7 @@ type fleet struct {
 }
 
 func newFleet(pods ...string) *fleet {
-	return &fleet{rc: rc.RC{ID: "r1", Name: "web-r1", ManifestDigest: "d1", Mode: rc.EachNode, Generation: 3, Service: &rc.Service{Name: "web", Revision: 1}}, pods: pods}
+	return &fleet{rc: rc.RC{ID: web1, Name: "web-r1", ManifestDigest: "d1", Mode: rc.EachNode, Generation: 3, Service: &rc.Service{Name: "web", Revision: 1}}, pods: pods}
 }
 
 // seen is the controller as its owner reports it. Pods are available as soon as they are upgraded.
@@ -101,7 +101,7 @@ func (f *fleet) run(t *testing.T, rec rollout.Record, between func(look int, rec
 	for look := range 50 {
 		between(look, &rec)
 		f.upgrade()
-		d := rollout.Decide(rec, rollout.Observed{Now: t0, Epoch: "n1", Revisions: map[string]rollout.Seen{"r1": f.seen()}})
+		d := rollout.Decide(rec, rollout.Observed{Now: t0, Epoch: "n1", Revisions: map[string]rollout.Seen{web1: f.seen()}})
 		f.take(t, d.RCs)
 		if rec = d.Record; f.rc.InPlace != nil && !slices.Contains(limits, f.rc.InPlace.Limit) {
 			limits = append(limits, f.rc.InPlace.Limit)
@@ -192,7 +192,7 @@ func TestARolloutToEachNodeGoesBackToACount(t *testing.T) {
 			rec.Request = &rollout.Request{Verb: rollout.RollbackVerb, By: "ann", At: t0}
 		}
 		f.upgrade()
-		d := rollout.Decide(rec, rollout.Observed{Now: t0, Epoch: "n1", Revisions: map[string]rollout.Seen{"r1": f.seen()}})
+		d := rollout.Decide(rec, rollout.Observed{Now: t0, Epoch: "n1", Revisions: map[string]rollout.Seen{web1: f.seen()}})
 		if rec = d.Record; len(d.RCs) > 0 {
 			f.rc = d.RCs[0]
 		}
@@ -221,7 +221,7 @@ func TestOnlyInPlaceOnEachNode(t *testing.T) {
 	f := newFleet("d1", "d1")
 	for kind, next := range map[string]rc.Mode{rollout.AvailabilityStrategy: rc.EachNode, rollout.BlueGreenStrategy: rc.EachNode, rollout.ResourceUtilStrategy: ""} {
 		start := rollout.Start{ID: "R", Service: "web", Now: t0, Epoch: "n1", Knobs: rollout.Knobs{Strategy: kind}, Old: []rollout.Seen{f.seen()}}
-		start.New = rc.RC{ID: "r2", Name: "web-r2", ManifestDigest: "d2", Mode: next, Service: &rc.Service{Name: "web", Revision: 2}}
+		start.New = rc.RC{ID: web2, Name: "web-r2", ManifestDigest: "d2", Mode: next, Service: &rc.Service{Name: "web", Revision: 2}}
 		if next == "" {
 			start.New.ReplicaGroups = groupsOf(3)
 		}
@@ -231,12 +231,12 @@ func TestOnlyInPlaceOnEachNode(t *testing.T) {
 	}
 	another := rollout.Start{ID: "R", Service: "web", Now: t0, Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy}, Old: []rollout.Seen{newFleet().seen()}}
 	another.New = newFleet().rc
-	another.New.ID = "r2"
+	another.New.ID = web2
 	if _, err := rollout.Begin(another); !errors.Is(err, rollout.ErrRefused) {
 		t.Errorf("beside another controller without pods: %v", err)
 	}
 	rec := f.begin(t, rollout.Knobs{Strategy: rollout.InPlaceStrategy})
-	seen := rollout.Observed{Now: t0, Epoch: "n1", Revisions: map[string]rollout.Seen{"r1": f.seen()}}
+	seen := rollout.Observed{Now: t0, Epoch: "n1", Revisions: map[string]rollout.Seen{web1: f.seen()}}
 	started, err := rollout.Rescale(rec, nil, seen, "ann")
 	if err != nil || started.Record.Total() != 2 {
 		t.Errorf("%v: ends with %d", err, started.Record.Total())

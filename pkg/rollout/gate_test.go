@@ -25,7 +25,7 @@ func TestGatesAreAskedInOrder(t *testing.T) {
 		if c.Timeout != 10*time.Second && c.Hook.URL != "http://b" || c.Hook.URL == "http://b" && c.Timeout != time.Second {
 			t.Error(c.Timeout)
 		}
-		if desired(w.rcs["r2"]) != 0 && len(asked) < 3 {
+		if desired(w.rcs[web2]) != 0 && len(asked) < 3 {
 			t.Error("a stage began before its gates had agreed")
 		}
 		return ""

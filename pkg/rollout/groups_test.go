@@ -14,13 +14,13 @@ import (
 // grouped makes a service whose second group has a manifest of its own.
 func (w *world) grouped(counts ...int) {
 	w.old(1, counts...)
-	r := w.rcs["r1"]
+	r := w.rcs[web1]
 	r.GroupManifests = map[string]string{"spare": "s1"}
-	w.rcs["r1"] = r
-	for _, p := range w.podsOf("r1") {
+	w.rcs[web1] = r
+	for _, p := range w.podsOf(web1) {
 		p.digest = r.ManifestOf(p.role)
 	}
-	w.report("r1")
+	w.report(web1)
 }
 
 // spare makes the second group's manifest another one.
@@ -40,7 +40,7 @@ func (w *world) stagesOf(t *testing.T, digest string) (proved []int) {
 		w.round()
 		if stage > 0 && (w.record == nil || w.record.Stage > stage) {
 			n := 0
-			for _, p := range w.podsOf("r1") {
+			for _, p := range w.podsOf(web1) {
 				if p.digest == digest && p.available {
 					n++
 				}
@@ -78,7 +78,7 @@ func TestStagesInPlaceProveThePodsThatChange(t *testing.T) {
 		if proved := w.stagesOf(t, "s2"); !slices.Equal(proved, c.want) {
 			t.Errorf("%s: stages ended with %v pods of the new manifest, want %v", name, proved, c.want)
 		}
-		if w.ended.Record.State != rollout.Done || w.running("d1") != c.counts[0] || w.running("s2") != c.counts[1] || w.rcs["r1"].InPlace != nil {
+		if w.ended.Record.State != rollout.Done || w.running("d1") != c.counts[0] || w.running("s2") != c.counts[1] || w.rcs[web1].InPlace != nil {
 			t.Error(name, w.counts())
 		}
 	}
@@ -98,17 +98,17 @@ func TestAShareOfTheStagesInPlaceAfterRescale(t *testing.T) {
 		if w.record.Update.Step != 4 {
 			t.Errorf("stages of %d pods", w.record.Update.Step)
 		}
-		limit, most := w.rcs["r1"].InPlace.Limit, 0
+		limit, most := w.rcs[web1].InPlace.Limit, 0
 		if back {
-			for w.rcs["r1"].InPlace.Limit < 10 {
+			for w.rcs[web1].InPlace.Limit < 10 {
 				w.round()
 			}
-			limit = 20 - w.rcs["r1"].InPlace.Limit
+			limit = 20 - w.rcs[web1].InPlace.Limit
 			w.ask(rollout.RollbackVerb)
 		}
 		for i := 0; w.record != nil && i < 500; i++ {
 			w.round()
-			if p := w.rcs["r1"].InPlace; p != nil {
+			if p := w.rcs[web1].InPlace; p != nil {
 				most, limit = max(most, p.Limit-limit), p.Limit
 			}
 		}
@@ -145,10 +145,10 @@ func TestAGroupThatDoesNotChangeHoldsUpNothing(t *testing.T) {
 	for _, back := range []bool{false, true} {
 		w := traced(t)
 		w.grouped(2, 4)
-		r := w.rcs["r1"]
+		r := w.rcs[web1]
 		r.MinAvailable = ptr(3)
-		w.rcs["r1"] = r
-		p := w.podsOf("r1")[0]
+		w.rcs[web1] = r
+		p := w.podsOf(web1)[0]
 		p.available, p.hopeless = false, true
 		w.sick["d1"] = true
 		w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(2), MaxUnavailable: amount(3)}, "d1", spare("s2")))
@@ -188,7 +188,7 @@ func TestStagesInPlaceOfAnyGroups(t *testing.T) {
 				w.ask(rollout.AbortVerb)
 			}
 		}
-		was, base, own := w.rcs["r1"], fmt.Sprintf("d%d", 1+pick(3)), fmt.Sprintf("s%d", 1+pick(3))
+		was, base, own := w.rcs[web1], fmt.Sprintf("d%d", 1+pick(3)), fmt.Sprintf("s%d", 1+pick(3))
 		abandoned := was.InPlace != nil
 		step := 1 + pick(3)
 		w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(step)}, base, spare(own)))
@@ -204,7 +204,7 @@ func TestStagesInPlaceOfAnyGroups(t *testing.T) {
 			stage, record := w.record.Stage, w.record
 			w.round()
 			at := 0
-			for _, p := range w.podsOf("r1") {
+			for _, p := range w.podsOf(web1) {
 				if p.available && p.digest == map[string]string{"main": base, "spare": own}[p.role] && p.digest != was.ManifestOf(p.role) {
 					at++
 				}
@@ -230,7 +230,7 @@ func TestRescaleOfOneGroupsRollout(t *testing.T) {
 		w.round()
 	}
 	w.rescale(6, 4)
-	if p, target := w.rcs["r1"].InPlace, *w.record.Upward().Target; p.Limit != 2 || target != 2 || len(p.Roles) != 1 {
+	if p, target := w.rcs[web1].InPlace, *w.record.Upward().Target; p.Limit != 2 || target != 2 || len(p.Roles) != 1 {
 		t.Errorf("limit %+v, target %d", p, target)
 	}
 	w.rescale(6, 1)
@@ -270,7 +270,7 @@ func TestWhichRolesAnUpgradeInPlaceCounts(t *testing.T) {
 		w := traced(t)
 		w.grouped(4, 4)
 		w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(1)}, c.digest, c.change))
-		p := w.rcs["r1"].InPlace
+		p := w.rcs[web1].InPlace
 		if !slices.Equal(p.Roles, c.want) || p.From != c.from || p.Limit != c.limit {
 			t.Errorf("%s: %+v", name, p)
 		}
@@ -283,9 +283,9 @@ func TestOnlyInPlaceWhereAGroupIsOrdered(t *testing.T) {
 	groups[true][0].Ordered = true
 	for _, kind := range []string{rollout.AvailabilityStrategy, rollout.BlueGreenStrategy, rollout.ResourceUtilStrategy, rollout.CanaryStrategy} {
 		for _, ordered := range []struct{ old, next, refused bool }{{true, true, true}, {false, true, true}, {true, false, true}, {false, false, false}} {
-			old := rc.RC{ID: "r1", Name: "web-r1", ManifestDigest: "d1", ReplicaGroups: groups[ordered.old], Generation: 3, Service: &rc.Service{Name: "web", Revision: 1}}
-			next := rc.RC{ID: "r2", Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groups[ordered.next], Service: &rc.Service{Name: "web", Revision: 2}}
-			st := &rc.Status{RCID: "r1", ObservedGeneration: 3, Desired: 3, Placed: 3, Available: 3, Epoch: "n1"}
+			old := rc.RC{ID: web1, Name: "web-r1", ManifestDigest: "d1", ReplicaGroups: groups[ordered.old], Generation: 3, Service: &rc.Service{Name: "web", Revision: 1}}
+			next := rc.RC{ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groups[ordered.next], Service: &rc.Service{Name: "web", Revision: 2}}
+			st := &rc.Status{RCID: web1, ObservedGeneration: 3, Desired: 3, Placed: 3, Available: 3, Epoch: "n1"}
 			start := rollout.Start{ID: "R", Service: "web", By: "ann", Now: t0, Epoch: "n1", Knobs: rollout.Knobs{Strategy: kind}, New: next, Old: []rollout.Seen{{RC: old, Status: st}}}
 			_, err := rollout.Begin(start)
 			if ordered.refused && (!errors.Is(err, rollout.ErrRefused) || !strings.Contains(err.Error(), "it has an ordered group")) || !ordered.refused && err != nil {

@@ -122,8 +122,8 @@ func TestKnobsAsNumbers(t *testing.T) {
 		"blue-green+": {rollout.Knobs{Strategy: "blue-green", MaxSurge: amount(9)}, 9, 4, rollout.Update{Ratio: 10, Step: 1, Surge: 9, Min: 9}, 2},
 	} {
 		s := rollout.Start{
-			ID: "A", Service: "web", Knobs: tt.k, New: rc.RC{ID: "r2", Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(tt.n), Service: &rc.Service{Name: "web", Revision: 2}},
-			Old: []rollout.Seen{{RC: rc.RC{ID: "r1", Name: "web-r1", ManifestDigest: "d1", ReplicaGroups: groupsOf(tt.old)}}},
+			ID: "A", Service: "web", Knobs: tt.k, New: rc.RC{ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(tt.n), Service: &rc.Service{Name: "web", Revision: 2}},
+			Old: []rollout.Seen{{RC: rc.RC{ID: web1, Name: "web-r1", ManifestDigest: "d1", ReplicaGroups: groupsOf(tt.old)}}},
 		}
 		tt.want.StageTimeout, tt.want.OnTimeout = field.Duration(2*time.Minute), rollout.OnTimeoutRollback
 		got, err := rollout.Begin(s)
@@ -140,14 +140,14 @@ func TestWhatBeginWrites(t *testing.T) {
 	w := traced(t)
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 3, 2))
-	up, down := w.rcs["r2"], w.rcs["r1"]
+	up, down := w.rcs[web2], w.rcs[web1]
 	if up.Generation != 1 || desired(up) != 0 || up.Mutator != "web/R2" || len(up.ReplicaGroups) != 2 || up.AllowMassStop != 0 {
 		t.Errorf("%+v", up)
 	}
 	if down.Generation != 4 || down.AllowMassStop != 4 || down.Mutator != "web/R2" || desired(down) != 4 {
 		t.Errorf("%+v", down)
 	}
-	if diff := cmp.Diff(&rc.Service{Name: "web", Revision: 1, Companions: []string{"r2"}, Min: 5, Max: 6}, down.Service); diff != "" {
+	if diff := cmp.Diff(&rc.Service{Name: "web", Revision: 1, Companions: []string{web2}, Min: 5, Max: 6}, down.Service); diff != "" {
 		t.Error(diff)
 	}
 	if err := w.deployAgain(); err == nil || !strings.Contains(err.Error(), "web/R2") {
@@ -168,7 +168,7 @@ func TestGroupsRollInOrder(t *testing.T) {
 	for w.record != nil {
 		w.run()
 		w.round()
-		for _, id := range []string{"r2"} {
+		for _, id := range []string{web2} {
 			line := ""
 			for _, g := range w.rcs[id].ReplicaGroups {
 				line += g.Role + string(rune('0'+*g.Count)) + " "
@@ -188,23 +188,23 @@ func TestRetargetTakesTheAbandonedDownFirst(t *testing.T) {
 	w := traced(t)
 	w.old(1, 6)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 6))
-	for len(w.podsOf("r2")) < 3 {
+	for len(w.podsOf(web2)) < 3 {
 		w.round()
 	}
 	w.must(t, w.deploy(rollout.Knobs{}, 3, 6))
 	if r := w.record; !r.Revisions[1].Abandoned || r.Revisions[0].Abandoned || r.ID != "R3" || len(r.Revisions) != 3 || total(r.Revisions[0].Before) != 6 {
 		t.Errorf("%+v", r.Revisions)
 	}
-	r1 := len(w.podsOf("r1"))
-	for len(w.podsOf("r2")) > 0 {
+	r1 := len(w.podsOf(web1))
+	for len(w.podsOf(web2)) > 0 {
 		w.round()
-		if n := desired(w.rcs["r1"]); n < min(r1, 3) && desired(w.rcs["r2"]) > 0 {
+		if n := desired(w.rcs[web1]); n < min(r1, 3) && desired(w.rcs[web2]) > 0 {
 			t.Fatalf("the old revision goes to %d before the abandoned one is gone", n)
 		}
 	}
 	w.ask(rollout.RollbackVerb)
 	w.settles(t, rollout.Failed)
-	w.has(t, map[string]int{"r1": 6, "r2": 0, "r3": 0})
+	w.has(t, map[string]int{web1: 6, web2: 0, web3: 0})
 }
 
 func total(groups []rc.ReplicaGroup) int { return (&rc.RC{ReplicaGroups: groups}).Desired() }
@@ -214,7 +214,7 @@ func TestLeaveOld(t *testing.T) {
 	w.old(1, 2)
 	w.must(t, w.deploy(rollout.Knobs{LeaveOld: true}, 2, 2))
 	w.settles(t, rollout.Done)
-	if r := w.rcs["r1"]; r.ID == "" || r.DeletedAt != nil || desired(r) != 0 || r.Mutator != "" || len(w.ended.Delete) != 0 {
+	if r := w.rcs[web1]; r.ID == "" || r.DeletedAt != nil || desired(r) != 0 || r.Mutator != "" || len(w.ended.Delete) != 0 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -223,15 +223,15 @@ func TestOldControllerStaysWhileMachinesAreLost(t *testing.T) {
 	w := traced(t)
 	w.old(1, 2)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 2))
-	for desired(w.rcs["r1"]) > 0 {
+	for desired(w.rcs[web1]) > 0 {
 		w.round()
 	}
-	w.pods = append(w.pods, &simPod{rc: "r1", role: "main", digest: "d1", stopping: true, lost: true})
+	w.pods = append(w.pods, &simPod{rc: web1, role: "main", digest: "d1", stopping: true, lost: true})
 	w.settles(t, rollout.Done)
-	if r := w.rcs["r1"]; r.DeletedAt != nil || r.Mutator != "" || !strings.Contains(w.ended.Alert, "web-r1 still has pods") {
+	if r := w.rcs[web1]; r.DeletedAt != nil || r.Mutator != "" || !strings.Contains(w.ended.Alert, "web-r1 still has pods") {
 		t.Errorf("%+v, alert %q", r, w.ended.Alert)
 	}
-	if s := w.rcs["r2"].Service; len(s.Companions) != 1 || s.Min != 2 || s.Max != 3 {
+	if s := w.rcs[web2].Service; len(s.Companions) != 1 || s.Min != 2 || s.Max != 3 {
 		t.Errorf("%+v", s)
 	}
 }

@@ -13,17 +13,17 @@ func short(t *testing.T, k rollout.Knobs, away int) *world {
 	w.old(1, 3)
 	w.old(2, 5)
 	w.must(t, w.deploy(k, 3, 8))
-	for desired(w.rcs["r1"]) == 3 {
+	for desired(w.rcs[web1]) == 3 {
 		w.run()
-		w.own("r3")
+		w.own(web3)
 		w.nodes(1)
-		w.own("r3")
+		w.own(web3)
 	}
-	for _, p := range w.podsOf("r2")[:away] {
+	for _, p := range w.podsOf(web2)[:away] {
 		p.available = false
 	}
 	w.sick["d2"] = true
-	for _, id := range []string{"r1", "r2", "r3"} {
+	for _, id := range []string{web1, web2, web3} {
 		w.own(id)
 	}
 	return w
@@ -44,23 +44,23 @@ func TestOnePodShortOfAnotherRevision(t *testing.T) {
 	} {
 		w := short(t, tt.k, tt.away)
 		w.run()
-		if r1, r2 := desired(w.rcs["r1"]), desired(w.rcs["r2"]); r1 != tt.r1 || r2 != tt.r2 {
+		if r1, r2 := desired(w.rcs[web1]), desired(w.rcs[web2]); r1 != tt.r1 || r2 != tt.r2 {
 			t.Errorf("%s: r1 %d, r2 %d, want %d and %d: %s", tt.name, r1, r2, tt.r1, tt.r2, w.counts())
 		}
-		for _, id := range []string{"r1", "r2"} {
+		for _, id := range []string{web1, web2} {
 			w.own(id)
 		}
 		w.sick["d2"] = true
 		w.settles(t, rollout.Done)
-		w.has(t, map[string]int{"r3": 8})
+		w.has(t, map[string]int{web3: 8})
 	}
 }
 
 func TestNothingMovesToWhatIsUnknown(t *testing.T) {
 	w := short(t, rollout.Knobs{}, 1)
-	w.status["r2"].ObservedGeneration--
+	w.status[web2].ObservedGeneration--
 	w.run()
-	if r1, r2 := desired(w.rcs["r1"]), desired(w.rcs["r2"]); r1 != 2 || r2 != 5 {
+	if r1, r2 := desired(w.rcs[web1]), desired(w.rcs[web2]); r1 != 2 || r2 != 5 {
 		t.Errorf("r1 %d, r2 %d", r1, r2)
 	}
 }

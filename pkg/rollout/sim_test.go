@@ -124,7 +124,7 @@ func randomWorld(w *world) (*world, string) {
 			break
 		}
 		w.push()
-		if w.record != nil && w.switching() && w.rcs["r7"].ID == "" && pick(4) == 0 {
+		if w.record != nil && w.switching() && w.rcs[web7].ID == "" && pick(4) == 0 {
 			w.deploy(randomKnobs(w), 7, 1+pick(7), pick(3))
 		}
 		w.round()

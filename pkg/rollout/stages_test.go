@@ -46,17 +46,17 @@ func staged(strategy string, phase rollout.Phase, u rollout.Update, n int, revs 
 		if v.dir == "" {
 			v.dir = rollout.Down
 		}
-		id := fmt.Sprintf("r%d", i+1)
+		id, name := rc.RevisionID(unit, int64(i+1)), fmt.Sprintf("web-r%d", i+1)
 		before := groupsOf(v.has + 20)
 		if v.dir == rollout.Up {
 			before = groupsOf(0)
 		}
 		rec.Revisions = append(rec.Revisions, rollout.Revision{
-			RC: id, Name: "web-" + id, Rev: int64(i + 1), Manifest: "d" + id, Direction: v.dir, Before: before, Abandoned: v.abandoned, Standby: v.standby,
+			RC: id, Name: name, Rev: int64(i + 1), Manifest: "d" + id, Direction: v.dir, Before: before, Abandoned: v.abandoned, Standby: v.standby,
 			Percent: opt(v.share), Target: opt(v.target),
 		})
 		seen := rollout.Seen{RC: rc.RC{
-			ID: id, Name: "web-" + id, ManifestDigest: "d" + id, ReplicaGroups: groupsOf(v.has), Mutator: "web/A", Generation: 1, InPlace: v.upgrade,
+			ID: id, Name: name, ManifestDigest: "d" + id, ReplicaGroups: groupsOf(v.has), Mutator: "web/A", Generation: 1, InPlace: v.upgrade,
 			Service: &rc.Service{Name: "web", Revision: int64(i + 1), Standby: v.standby},
 		}}
 		placed := v.has + v.extra

@@ -84,7 +84,7 @@ func TestBlueGreenLeavesWithoutLostPods(t *testing.T) {
 func TestStatusThatNamesManyPods(t *testing.T) {
 	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1, away: 1})
 	rec.Progress, obs.Now = 100, t0.Add(time.Minute)
-	obs.Revisions["r2"].Status.Failing = slices.Repeat([]rc.PodFailure{{Pod: "main.0", Node: "n", Reason: "exit 1"}}, rc.MaxFailing+1)
+	obs.Revisions[web2].Status.Failing = slices.Repeat([]rc.PodFailure{{Pod: "main.0", Node: "n", Reason: "exit 1"}}, rc.MaxFailing+1)
 	if d := rollout.Decide(rec, obs); len(d.Record.Failures) != rc.MaxFailing {
 		t.Errorf("%+v", d.Record.Failures)
 	}
@@ -92,7 +92,7 @@ func TestStatusThatNamesManyPods(t *testing.T) {
 
 func TestTailOfPreDeployIsCut(t *testing.T) {
 	rec, obs := staged(rollout.AvailabilityStrategy, rollout.PreDeploying, rollout.Update{Step: 1, Surge: 1}, 4, rev{dir: rollout.Up})
-	rec.PreDeploy = &rollout.PreDeploy{RC: "pre", Name: "web-pre", Until: t0.Add(time.Hour)}
+	rec.PreDeploy = &rollout.PreDeploy{RC: webPre, Name: "web-pre", Until: t0.Add(time.Hour)}
 	obs.PreDeploy = &rollout.PreDeployed{Finished: true, Exit: 1, Tail: strings.Repeat("z", rc.MaxReason)}
 	d := rollout.Decide(rec, obs)
 	if n := strings.Count(d.Record.Reason, "z"); n != rc.MaxReason/2-3 {
@@ -159,10 +159,10 @@ func TestEveryAlertIsKept(t *testing.T) {
 	w.old(1, 2)
 	w.old(2, 2)
 	w.must(t, w.deploy(rollout.Knobs{}, 3, 4))
-	for desired(w.rcs["r1"]) > 0 || desired(w.rcs["r2"]) > 0 {
+	for desired(w.rcs[web1]) > 0 || desired(w.rcs[web2]) > 0 {
 		w.round()
 	}
-	for _, id := range []string{"r1", "r2"} {
+	for _, id := range []string{web1, web2} {
 		w.pods = append(w.pods, &simPod{rc: id, role: "main", digest: "d", stopping: true, lost: true})
 	}
 	w.settles(t, rollout.Done)
@@ -186,7 +186,7 @@ func TestReasonIsAudited(t *testing.T) {
 
 func TestRollbackWithoutTheNewController(t *testing.T) {
 	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1})
-	obs.Revisions["r2"] = rollout.Seen{}
+	obs.Revisions[web2] = rollout.Seen{}
 	rec.Request = &rollout.Request{Verb: rollout.RollbackVerb, By: "ann"}
 	if d := rollout.Decide(rec, obs); d.Record.State != rollout.Failed || !strings.Contains(d.Record.Reason, "no revision to go back to") {
 		t.Errorf("%+v", d.Record)

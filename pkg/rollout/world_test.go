@@ -11,6 +11,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
+// The ids of the service's controllers.
+const (
+	unit = "01m82rq476dk3dzcatmcv2vmc4"
+
+	web1, web2, web3, web7, web9 = unit + "-1", unit + "-2", unit + "-3", unit + "-7", unit + "-9"
+	webPre                       = unit + "-2-pre"
+)
+
 // world is a cluster with one service, its owners and its runner. Owners do what ADR 16 says of them, in transactions that see everything.
 type world struct {
 	rnd     *rand.Rand
@@ -462,7 +470,7 @@ func (w *world) deploy(k rollout.Knobs, rev int64, counts ...int) error {
 	s := rollout.Start{
 		ID: fmt.Sprintf("R%d", rev), Service: "web", By: "ann", Now: w.now, Epoch: w.epoch, Knobs: k,
 		New: rc.RC{
-			ID: fmt.Sprintf("r%d", rev), Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("d%d", rev), ReplicaGroups: groupsOf(counts...), Strategy: rc.Dynamic,
+			ID: rc.RevisionID(unit, rev), Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("d%d", rev), ReplicaGroups: groupsOf(counts...), Strategy: rc.Dynamic,
 			Service: &rc.Service{Name: "web", Revision: rev}, Generation: 1,
 		},
 	}
@@ -512,9 +520,9 @@ func (w *world) bounds(r rollout.Record) {
 
 // old makes a revision that runs already.
 func (w *world) old(rev int64, counts ...int) {
-	id := fmt.Sprintf("r%d", rev)
+	id := rc.RevisionID(unit, rev)
 	r := rc.RC{
-		ID: id, Name: "web-" + id, ManifestDigest: fmt.Sprintf("d%d", rev), ReplicaGroups: groupsOf(counts...), Strategy: rc.Dynamic, Generation: 3,
+		ID: id, Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("d%d", rev), ReplicaGroups: groupsOf(counts...), Strategy: rc.Dynamic, Generation: 3,
 		Service: &rc.Service{Name: "web", Revision: rev},
 	}
 	w.rcs[id] = r

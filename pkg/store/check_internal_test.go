@@ -68,7 +68,7 @@ func TestRecordsAreChecked(t *testing.T) {
 		{"entry", `{"service":"web","revision":9223372036854775807,"spec":{"pod":{}}}`, "revision"},
 		{"entry", `{"service":"web","revision":1,"spec":{"pod":{},"update":{"max_surge":9223372036854775807}}}`, "9223372036854775807"},
 		{"entry", `{"service":"web","revision":1,"spec":{"pod":{},"replica_groups":[{"role":"a","count":4000000}]}}`, "spec.replica_groups[0].count: 4000000"},
-		{"deployed", `{"service":"web","revision":1,"rc":"a","spec":{"replicas":4000000,"pod":{}}}`, "4000000"},
+		{"deployed", `{"id":"01m82rq476dk3dzcatmcv2vmc4","service":"web","revision":1,"rc":"a","spec":{"replicas":4000000,"pod":{}}}`, "4000000"},
 	} {
 		err := map[string]func([]byte) error{
 			"request": checks(&st.Requests), "member": checks(&st.Farms), "heard": checks(&st.Heard), "gone": checks(&st.Gone), "status": checks(&st.Statuses),

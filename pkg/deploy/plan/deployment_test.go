@@ -426,6 +426,59 @@ func TestNumbersOfRevisions(t *testing.T) {
 	}
 }
 
+// So it is where the revision failed, the one before it changes, and nothing else is left of it.
+func TestNumberOfARevisionThatFailed(t *testing.T) {
+	c := &cluster{}
+	failed(t, c)
+	short := `update.revision_history=0`
+	if _, err := deployment(t, c, short, `replicas=4`).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.land(c.commits[2])
+	c.svc.Controllers = c.svc.Controllers[:1]
+	if _, err := deployment(t, c, short, `pod.labels={"v": "3"}`).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if was, is := c.commits[2].Deployed.Revision, c.commits[3].Deployed.Revision; was != 1 || is != 3 {
+		t.Errorf("revision %d, then %d", was, is)
+	}
+}
+
+// The ids of a service's controllers begin with its own, and none is given twice: where a rollout is replaced, where its transaction was refused and it is
+// made anew, and where the controller stays.
+func TestIDsOfControllers(t *testing.T) {
+	c := &cluster{}
+	c.under(t, sample(t, migrates))
+	unit := c.svc.Deployed.ID
+	for number := int64(1); ; number++ {
+		d := c.commits[number-1]
+		var ids []string
+		for _, r := range d.Create {
+			ids = append(ids, r.ID)
+		}
+		want := []string{rc.PreDeployID(unit, number), rc.RevisionID(unit, number)}
+		if !slices.Equal(ids, want) || d.Deployed.ID != unit || d.Deployed.RC != want[1] || d.Entry.RC != want[1] || d.Rollout.PreDeploy.RC != want[0] {
+			t.Errorf("%v, want %v; %+v", ids, want, d.Deployed)
+		}
+		if number == 3 {
+			break
+		}
+		c.refuse = int(number - 1)
+		c.under(t, sample(t, migrates, fmt.Sprintf(`pod.labels={"v": "%d"}`, number)))
+	}
+	c = &cluster{}
+	c.deployed(t, sample(t, upgrades))
+	c.deployed(t, sample(t, upgrades, newManifest, migrates))
+	unit = c.svc.Deployed.ID
+	if d := c.commits[1]; len(d.Create) != 1 || d.Create[0].ID != rc.PreDeployID(unit, 2) || d.Deployed.RC != rc.RevisionID(unit, 1) || d.Deployed.Revision != 2 {
+		t.Errorf("%+v, %+v", d.Create, d.Deployed)
+	}
+	c.deployed(t, sample(t, `pod.labels={"v": "3"}`))
+	if got := c.svc.Deployed.RC; got != rc.RevisionID(unit, 3) {
+		t.Error(got)
+	}
+}
+
 func TestRollbackHurries(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t, `replicas=40`))
@@ -500,7 +553,7 @@ func TestOperationsSaySoFew(t *testing.T) {
 }
 
 func TestRecordsThatCannotBeActedOn(t *testing.T) {
-	good := record.Deployed{Service: "web", Revision: 1, RC: "x", Spec: *sample(t)}
+	good := record.Deployed{ID: "01m82rq476dk3dzcatmcv2vmc4", Service: "web", Revision: 1, RC: "01m82rq476dk3dzcatmcv2vmc4-1", Spec: *sample(t)}
 	if err := good.Check(); err != nil {
 		t.Error(err)
 	}
@@ -511,6 +564,14 @@ func TestRecordsThatCannotBeActedOn(t *testing.T) {
 		d := good
 		if spoil(&d); d.Check() == nil {
 			t.Error(name)
+		}
+	}
+	for _, id := range []string{"", "web", good.RC, strings.ToUpper(good.ID)} {
+		d := good
+		d.ID = id
+		want := fmt.Sprintf("id: %q is not valid; allowed: the id of the service, a ULID in lower case", id)
+		if err := d.Check(); err == nil || err.Error() != want {
+			t.Errorf("%q: %v", id, err)
 		}
 	}
 	entry := record.Entry{Service: "web", Revision: 1, Spec: *sample(t)}

@@ -218,10 +218,10 @@ func (p *planner) controller(r rc.RC) rc.RC {
 	return r
 }
 
-// revision returns the controller of a new revision.
-func (p *planner) revision(number int64) rc.RC {
+// revision returns the controller of a new revision of the service with this id.
+func (p *planner) revision(id string, number int64) rc.RC {
 	name := fmt.Sprintf("%s-r%d", p.spec.Name, number)
-	r := p.controller(rc.RC{ID: p.client.NewID(), Name: name})
+	r := p.controller(rc.RC{ID: rc.RevisionID(id, number), Name: name})
 	r.Generation, r.Service = 1, &rc.Service{Name: p.spec.Name, Revision: number}
 	return r
 }
@@ -242,7 +242,7 @@ func (p *planner) operations(c course) ([]Operation, error) {
 	}
 	var target rc.RC
 	if c == first || c == recreate {
-		target = p.revision(number)
+		target = p.revision(id, number)
 	} else {
 		target = p.changed(p.current.RC, number)
 	}
@@ -297,7 +297,8 @@ func (p *planner) record(id string, number int64, target *rc.RC) {
 	p.draft.Forget = p.forgotten(number)
 }
 
-// forgotten lists the revisions whose history goes: the oldest beyond those that are kept besides the one in effect.
+// forgotten lists the revisions whose history goes: the oldest beyond those that are kept besides the one in effect. What has a higher number than that stays:
+// the next revision must not get the number again, which is in the id of its controller.
 func (p *planner) forgotten(number int64) []int64 {
 	if p.svc == nil {
 		return nil
@@ -306,7 +307,8 @@ func (p *planner) forgotten(number int64) []int64 {
 	if p.knobs.RevisionHistory != nil {
 		keep = *p.knobs.RevisionHistory
 	}
-	return rollout.Expired(field.Each(p.svc.History, func(e record.Entry) int64 { return e.Revision }), number, keep)
+	expired := rollout.Expired(field.Each(p.svc.History, func(e record.Entry) int64 { return e.Revision }), number, keep)
+	return slices.DeleteFunc(expired, func(r int64) bool { return r > number })
 }
 
 // writes lists the operations that write, but the last of them.

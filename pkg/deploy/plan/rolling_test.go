@@ -56,7 +56,7 @@ func (c *cluster) Await(_ context.Context, g plan.Goal) error {
 	return c.await
 }
 
-func (c *cluster) NewID() string { c.ids++; return fmt.Sprintf("id%d", c.ids) }
+func (c *cluster) NewID() string { c.ids++; return fmt.Sprintf("01m82rq476dk3dzcatm%07d", c.ids) }
 
 // when is the time of all plans of the tests.
 var when = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -102,7 +102,9 @@ func (c *cluster) land(d *record.Draft) {
 	next := record.Service{Deployed: d.Deployed, Index: 10, Rollout: d.Rollout, RolloutAt: 11}
 	if c.svc != nil {
 		next.Index, next.RolloutAt, next.Controllers = c.svc.Index+10, c.svc.RolloutAt+10, slices.Clone(c.svc.Controllers)
-		next.History = slices.DeleteFunc(slices.Clone(c.svc.History), func(e record.Entry) bool { return e.Revision == d.Entry.Revision })
+		next.History = slices.DeleteFunc(slices.Clone(c.svc.History), func(e record.Entry) bool {
+			return e.Revision == d.Entry.Revision || slices.Contains(d.Forget, e.Revision)
+		})
 	}
 	next.History = append(next.History, d.Entry)
 	for _, r := range d.Create {

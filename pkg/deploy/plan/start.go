@@ -66,11 +66,12 @@ func (p *planner) begin(svc *record.Service, c course, target rc.RC) (started ro
 
 // preDeployment makes the controller that runs once, and the operations that create it.
 func (p *planner) preDeployment(target *rc.RC) []Operation {
+	number := target.Service.Revision
 	m := oneShot(p.spec)
 	canonical, _ := m.Canonical() // it is made of plain fields
 	digest, one := manifest.Digest(canonical), 1
 	r := rc.RC{
-		ID: p.client.NewID(), Name: fmt.Sprintf("%s-r%d-pre-deploy", p.spec.Name, target.Service.Revision), Labels: maps.Clone(target.Labels),
+		ID: rc.PreDeployID(p.draft.Deployed.ID, number), Name: fmt.Sprintf("%s-r%d-pre-deploy", p.spec.Name, number), Labels: maps.Clone(target.Labels),
 		ManifestDigest: digest, NodeSelector: target.NodeSelector, ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &one}},
 		NodeLoss: rc.NodeLoss{Action: "keep"}, Strategy: rc.Static, Generation: 1,
 	}

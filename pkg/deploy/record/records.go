@@ -15,7 +15,7 @@ import (
 
 // Deployed is the record at deployments/<service>/spec: the document in effect, or on its way.
 type Deployed struct {
-	ID       string      `json:"id"` // ULID of the service; one that is made again after its deletion has another
+	ID       string      `json:"id"` // ULID of the service, with which the ids of its controllers begin; one that is made again after its deletion has another
 	Service  string      `json:"service"`
 	Revision int64       `json:"revision"` // from 1
 	RC       string      `json:"rc"`       // id of its controller
@@ -35,12 +35,15 @@ func (d *Deployed) Check() error {
 	case d.Spec.Pod == nil || len(d.Spec.Groups()) == 0 && d.Spec.Mode != rc.EachNode:
 		return errors.New("the record has no document")
 	}
-	return checkStored(d.Revision, &d.Spec)
+	var errs field.Errors
+	if !field.IsULID(d.ID) { // the ids of the service's controllers begin with it
+		errs.Add("id", d.ID, "the id of the service, a ULID in lower case")
+	}
+	return checkStored(errs, d.Revision, &d.Spec)
 }
 
-// checkStored reports numbers of a stored document that no document may have.
-func checkStored(revision int64, s *ServiceSpec) error {
-	var errs field.Errors
+// checkStored reports numbers of a stored document that no document may have, besides the mistakes that are known.
+func checkStored(errs field.Errors, revision int64, s *ServiceSpec) error {
 	field.CheckRange(&errs, "revision", revision, 1, rc.MaxGeneration)
 	errs.Nest("spec", s.validateLimits())
 	return errs.Err()
@@ -97,7 +100,7 @@ func (e *Entry) Check() error {
 	if e.Service == "" || e.Revision < 1 || e.Spec.Pod == nil {
 		return errors.New("the record names no service, no revision, or has no document")
 	}
-	return checkStored(e.Revision, &e.Spec)
+	return checkStored(nil, e.Revision, &e.Spec)
 }
 
 // Controller is one of a service's revisions as it was read.
@@ -181,7 +184,7 @@ func DigestsOf(m *manifest.Manifest) map[string]string {
 	return digests
 }
 
-// NextRevision returns a number that no revision has had.
+// NextRevision returns a number that no revision has had. The id of the revision's controller is made of it.
 func (s *Service) NextRevision() int64 {
 	last := s.Deployed.Revision
 	for i := range s.History {

@@ -31,7 +31,7 @@ func (w *world) carriedBy(farmID string) {
 func (w *world) midStage() rollout.Record {
 	w.t.Helper()
 	w.running(3)
-	w.slow["id2"] = true
+	w.slow[web2] = true
 	w.owners()
 	return w.deploy(2, 3, nil)
 }
@@ -68,11 +68,11 @@ func TestAFarmThatIsPreferredTakesOver(t *testing.T) {
 	if after, err := w.record(); err != nil || !reflect.DeepEqual(before, after) {
 		t.Errorf("the stage was\n%+v\nand is\n%+v, %v", before, after, err)
 	}
-	w.quicken("id2")
+	w.quicken(web2)
 	if outcome, reason := w.ended(2); outcome != string(rollout.Done) {
 		t.Errorf("%s: %s", outcome, reason)
 	}
-	w.only("id2", 3)
+	w.only(web2, 3)
 	w.noStepTwice()
 	audits, _, err := w.ListAudit(t.Context(), store.AuditFilter{})
 	if err != nil {
@@ -113,10 +113,10 @@ func TestTheFarmThatIsPreferredDoesNotCome(t *testing.T) {
 		return nil
 	})
 	w.carriedBy(first.id)
-	w.quicken("id2")
+	w.quicken(web2)
 	if outcome, reason := w.ended(2); outcome != string(rollout.Done) {
 		t.Errorf("%s: %s", outcome, reason)
 	}
-	w.only("id2", 3)
+	w.only(web2, 3)
 	w.noStepTwice()
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // preDeployID is the controller whose only pod runs once.
-const preDeployID = "pre"
+const preDeployID = unit + "-2-pre"
 
 func preDeployer(term string) rc.RC {
 	one := 1
@@ -44,7 +44,7 @@ func (o *once) judge(t *testing.T, r *rc.RC) {
 		o.over = true
 	case r.ID == preDeployID && (o.over || r.Generation != 1 || r.Desired() != 1):
 		t.Errorf("the pod that runs once may run again: %+v", r)
-	case r.ID == "id2":
+	case r.ID == web2:
 		o.grew = o.grew || r.Desired() > 0
 	}
 }
@@ -195,7 +195,7 @@ func TestPreDeployInAnotherWorld(t *testing.T) {
 	if outcome, reason := w.ended(2); outcome != string(rollout.Done) {
 		t.Errorf("%s: %s", outcome, reason)
 	}
-	w.only("id2", 3)
+	w.only(web2, 3)
 	w.noStepTwice()
 	if now, err := w.Schema.Get(t.Context(), store.Default); err != nil || now.Index != schema.Index {
 		t.Errorf("the world changed again: %v", err)
@@ -238,7 +238,7 @@ func TestARunnerDiesWhileAPreDeployRuns(t *testing.T) {
 					proxy.Release(t)
 				}
 				if code == 0 {
-					w.only("id2", 3)
+					w.only(web2, 3)
 				}
 				w.noStepTwice()
 				proxy.Set(nil)

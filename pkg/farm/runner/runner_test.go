@@ -15,6 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/farm/runner"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -30,11 +31,11 @@ func TestARolloutIsCarriedOut(t *testing.T) {
 	if outcome, reason := w.ended(2); outcome != string(rollout.Done) {
 		t.Errorf("%s: %s", outcome, reason)
 	}
-	w.only("id2", 4)
+	w.only(web2, 4)
 	if _, err := w.client.Get(t.Context(), w.Keys().RolloutLocks.Key("web"), consul.Consistent); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("the lock: %v", err)
 	}
-	audits, _, err := w.ListAudit(t.Context(), store.AuditFilter{RCID: "id2"})
+	audits, _, err := w.ListAudit(t.Context(), store.AuditFilter{RCID: web2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +46,7 @@ func TestARolloutIsCarriedOut(t *testing.T) {
 	if outcome, reason := w.ended(3); outcome != string(rollout.Done) {
 		t.Errorf("%s: %s", outcome, reason)
 	}
-	w.only("id3", 4)
+	w.only(web3, 4)
 	if err := f.told.saidSo(); err != nil {
 		t.Error(err)
 	}
@@ -80,7 +81,7 @@ func TestEachStepIsCutOff(t *testing.T) {
 				if outcome != string(rollout.Done) {
 					t.Errorf("%s: %s", outcome, reason)
 				}
-				w.only("id2", 3)
+				w.only(web2, 3)
 				w.noStepTwice()
 			})
 		}
@@ -134,7 +135,7 @@ func TestARunnerDies(t *testing.T) {
 		t.Errorf("%s: %s", outcome, reason)
 	}
 	proxy.Release(t)
-	w.only("id2", 3)
+	w.only(web2, 3)
 	w.noStepTwice()
 	proxy.Set(nil)
 }
@@ -154,7 +155,7 @@ func TestTwoRunners(t *testing.T) {
 		if outcome, reason := w.ended(rev); outcome != string(rollout.Done) {
 			t.Errorf("%s: %s", outcome, reason)
 		}
-		w.only(fmt.Sprintf("id%d", rev), 5)
+		w.only(rc.RevisionID(unit, rev), 5)
 	}
 	w.noStepTwice()
 }
@@ -181,7 +182,7 @@ func TestOperators(t *testing.T) {
 	if outcome, reason := w.ended(2); outcome != string(rollout.Done) {
 		t.Errorf("%s: %s", outcome, reason)
 	}
-	w.only("id2", 3)
+	w.only(web2, 3)
 	w.deploy(3, 3, nil)
 	w.ask(rollout.AbortVerb)
 	if outcome, _ := w.ended(3); outcome != string(rollout.Aborted) && outcome != string(rollout.Done) {
@@ -214,7 +215,7 @@ func TestARestRingsAllOwners(t *testing.T) {
 		"a gate refuses": {want: rollout.Paused, change: func(s *rollout.Start) {
 			s.Knobs.OnTimeout, s.Knobs.Gates.BeforeStage = rollout.OnTimeoutPause, []rollout.Hook{{URL: refuses.URL, Retries: &none}}
 		}},
-		"a pod fails": {want: rollout.Paused, sick: "id2", change: func(s *rollout.Start) { s.Knobs.OnTimeout = rollout.OnTimeoutPause }},
+		"a pod fails": {want: rollout.Paused, sick: web2, change: func(s *rollout.Start) { s.Knobs.OnTimeout = rollout.OnTimeoutPause }},
 		"promote":     {want: rollout.WaitingForPromote, change: func(s *rollout.Start) { s.Knobs.Strategy = rollout.CanaryStrategy }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -236,11 +237,11 @@ func TestARestRingsAllOwners(t *testing.T) {
 				return nil
 			})
 			keys := w.Keys()
-			found, err := w.client.GetMany(t.Context(), []string{keys.Rollouts.Key("web"), keys.Bells.Key("id1"), keys.Bells.Key("id2")}, consul.Consistent)
+			found, err := w.client.GetMany(t.Context(), []string{keys.Rollouts.Key("web"), keys.Bells.Key(web1), keys.Bells.Key(web2)}, consul.Consistent)
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, id := range []string{"id1", "id2"} {
+			for _, id := range []string{web1, web2} {
 				if rang, rests := found[keys.Bells.Key(id)].ModifyIndex, found[keys.Rollouts.Key("web")].ModifyIndex; rang != rests {
 					t.Errorf("the bell of %s rang at %d, and the rollout rests since %d", id, rang, rests)
 				}
@@ -255,7 +256,7 @@ func TestARollbackIsTold(t *testing.T) {
 	w := newWorld(t)
 	w.running(3)
 	w.mu.Lock()
-	w.sick["id2"], w.least = "the artifact is refused", 0
+	w.sick[web2], w.least = "the artifact is refused", 0
 	w.mu.Unlock()
 	w.owners()
 	f := &farm{id: "f"}
@@ -265,7 +266,7 @@ func TestARollbackIsTold(t *testing.T) {
 	if outcome != string(rollout.Failed) || !strings.Contains(reason, "the artifact is refused") {
 		t.Errorf("%s: %s", outcome, reason)
 	}
-	w.only("id1", 3)
+	w.only(web1, 3)
 	alerts := func(want ...string) {
 		t.Helper()
 		consultest.Eventually(t, soon, func() error { return f.told.saidSo(want...) })
@@ -375,7 +376,7 @@ func TestANewEpoch(t *testing.T) {
 	if outcome, reason := w.ended(2); outcome != string(rollout.Done) {
 		t.Errorf("%s: %s", outcome, reason)
 	}
-	w.only("id2", 3)
+	w.only(web2, 3)
 }
 
 // A farm that has seen a rollout which is over by now leaves no lock behind.
@@ -391,6 +392,6 @@ func TestALaggingWatchLeavesNoLock(t *testing.T) {
 		if outcome, reason := w.ended(rev); outcome != string(rollout.Done) {
 			t.Fatalf("%s: %s", outcome, reason)
 		}
-		w.only(fmt.Sprintf("id%d", rev), 2)
+		w.only(rc.RevisionID(unit, rev), 2)
 	}
 }

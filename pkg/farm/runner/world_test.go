@@ -36,6 +36,12 @@ func TestMain(m *testing.M) { os.Exit(consultest.Main(m)) }
 // soon is how long anything may take that should happen at once, on a busy machine with the race detector.
 const soon = time.Minute
 
+// The ids of the controllers of service web.
+const (
+	unit             = "01m82rq476dk3dzcatmcv2vmc4"
+	web1, web2, web3 = unit + "-1", unit + "-2", unit + "-3"
+)
+
 // world is services on a prefix of their own, whose controllers' owners are simulated: pods do at once what a record asks for.
 type world struct {
 	*store.Store
@@ -174,7 +180,7 @@ func (w *world) judge(recs []store.Rec[rc.RC]) {
 
 func controller(rev int64, count int) rc.RC {
 	return rc.RC{
-		ID: fmt.Sprintf("id%d", rev), Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("%064d", rev),
+		ID: rc.RevisionID(unit, rev), Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("%064d", rev),
 		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &count}}, Labels: map[string]string{"service": "web"}, Strategy: rc.Dynamic,
 		Generation: 1, ChangedBy: "op", Service: &rc.Service{Name: "web", Revision: rev},
 	}
