@@ -227,6 +227,7 @@ func (j *judgement) restore(r *restores, last, next *Entry) error {
 
 // rules judges one change.
 func (j *judgement) rules(w *Write) {
+	w.Changes = slices.DeleteFunc(w.Changes, Change.byRun)
 	j.remember(w)
 	if j.wipes(w) {
 		return
@@ -234,6 +235,7 @@ func (j *judgement) rules(w *Write) {
 	j.echoes(w)
 	j.rollouts(w)
 	j.leads(w)
+	j.chosen(w)
 	if !w.touches() {
 		return
 	}

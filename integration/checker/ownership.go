@@ -163,9 +163,10 @@ func (j *judgement) fresh(w *Write) {
 			j.violated("P2", "no such controller", w.Index, "%s was written while controller %s did not exist", w.summary(), id)
 			continue
 		}
+		j.frozen(w, id)
 		for i := range w.Changes {
 			c := &w.Changes[i]
-			if s := c.After.status(); s != nil && s.RCID == id && s.ObservedGeneration != rc.Generation {
+			if s := c.After.status(); s != nil && s.RCID == id && s.ObservedGeneration != rc.Generation && !c.saysUnreadable() {
 				j.violated("P2", "superseded generation", w.Index, "status of %s speaks of generation %d, the controller is at %d", id, s.ObservedGeneration, rc.Generation)
 			}
 			if p := c.After.placement(); p != nil && p.RCID == id && c.Before == nil && p.AdoptedAtGeneration == 0 {
