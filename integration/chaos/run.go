@@ -128,6 +128,7 @@ func (c *chaos) run(ctx context.Context) error {
 		d.start(disturbed, &load)
 	}
 	load.Go(func() error { c.troubles(disturbed); return nil })
+	load.Go(func() error { c.comeAndGo(disturbed); return nil })
 	registers := c.startRegisters(background, disturbed, &daemons)
 	c.nemesis(disturbed)
 	calm()

@@ -257,13 +257,21 @@ func (c *chaos) groups(slot, n int) []rc.ReplicaGroup {
 	return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}, {Role: "side", Count: &side}}
 }
 
+// teamLabel is the label of controllers that a farm's selector asks for.
+const teamLabel = "team"
+
+// labelsOf returns the labels of the controllers in a slot. Two slots that share a static port are of one team.
+func labelsOf(slot int) map[string]string {
+	return map[string]string{"slot": fmt.Sprint(slot), teamLabel: "ab"[slot/4%2 : slot/4%2+1]}
+}
+
 func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *rand.Rand) error {
 	w.mu.Lock()
 	w.made[slot]++
 	name := fmt.Sprintf("app-%d-%d", slot, w.made[slot])
 	w.mu.Unlock()
 	r := rc.RC{
-		ID: store.NewID(), Name: name, Labels: map[string]string{"slot": fmt.Sprint(slot)}, Strategy: rc.Dynamic,
+		ID: store.NewID(), Name: name, Labels: labelsOf(slot), Strategy: rc.Dynamic,
 		ReplicaGroups: w.c.groups(slot, 1+rng.IntN(w.c.most(slot))), MaxPerNode: []int{0, 1, 2}[rng.IntN(3)],
 		NodeLoss:     rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 		MinAvailable: maybe(rng, maxReplicas+1), MaxSurge: maybe(rng, maxSurge+1),
@@ -405,7 +413,7 @@ func (w *workload) addLast(ctx context.Context) error {
 	slot := 2*slotCount - 1 // no operator's, and of those whose pods are small and have no ports
 	rng := newRand(w.c.cfg.seed, 10)
 	r := rc.RC{
-		ID: store.NewID(), Name: name, Labels: map[string]string{"slot": fmt.Sprint(slot)}, Strategy: rc.Dynamic,
+		ID: store.NewID(), Name: name, Labels: labelsOf(slot), Strategy: rc.Dynamic,
 		ReplicaGroups: w.c.groups(slot, 1), NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 	}
 	m := w.c.manifestOf(name, slot, rng)
