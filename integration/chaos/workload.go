@@ -208,13 +208,13 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 // find returns the controller that has a slot. After a restored snapshot there may be two; then it is the first by id.
 func (w *workload) find(ctx context.Context, st *store.Store, slot int) (store.Rec[rc.RC], error) {
 	recs, corrupt, err := st.RCs.List(ctx, store.Default)
-	if err := errors.Join(append(corrupt, err)...); err != nil {
-		return store.Rec[rc.RC]{}, err
-	}
 	for _, r := range recs {
 		if r.Value.Labels["slot"] == fmt.Sprint(slot) {
 			return r, nil
 		}
+	}
+	if err := errors.Join(append(corrupt, err)...); err != nil {
+		return store.Rec[rc.RC]{}, err // it may be one that is spoilt
 	}
 	return store.Rec[rc.RC]{}, store.ErrNotFound
 }
@@ -381,13 +381,16 @@ func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *mani
 	return nil
 }
 
-// sayAgain leaves nothing undone: drains are ended, labels taken back, leaked claims swept, the breaker reset, and each controller written anew
+// sayAgain leaves nothing undone: spoilt records are mended, drains are ended, labels taken back, leaked claims swept, the breaker reset, and each controller written anew
 // and enabled, as an operator does after a snapshot was restored: pods that were found running stay as they are until then (R2).
 // It may stop many pods at once now, or what the breaker held up would trip it again; so may one that is being deleted.
 func (w *workload) sayAgain(ctx context.Context) error {
 	said := map[string]bool{}
 	for {
-		err := w.open(ctx)
+		err := w.c.mend(ctx)
+		if err == nil {
+			err = w.open(ctx)
+		}
 		if err == nil {
 			err = w.sayOnce(ctx, said)
 		}
