@@ -21,12 +21,15 @@ type spoilt struct {
 	was map[string][]byte // by the bad value
 }
 
-// replace returns a new bad value in place of a good one.
+// replace returns a new bad value in place of a good one, or of a bad one that was not mended.
 func (s *spoilt) replace(good []byte, rng *rand.Rand) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.was == nil {
 		s.was = map[string][]byte{}
+	}
+	if first, is := s.was[string(good)]; is {
+		good = first
 	}
 	mark := fmt.Sprintf("%s-%d", checker.HostileMark, len(s.was))
 	bad := strings.ReplaceAll(badAnything[rng.IntN(len(badAnything))], "MARK", mark)
@@ -43,29 +46,40 @@ func (s *spoilt) good(value []byte) (good []byte, ok bool) {
 }
 
 // recordGarbage overwrites the record of a controller, or one of its placements, by hand, and mends it later.
-func recordGarbage(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
-	key, err := c.someRecord(ctx, rng)
-	if err != nil {
-		return "", nil, err
-	}
-	pair, err := c.anyClient().Get(ctx, key, consul.Consistent)
-	if err != nil {
-		return key, nil, err
-	}
-	bad := c.spoilt.replace(pair.Value, rng)
-	_, err = c.anyClient().Commit(ctx, []consul.Op{consul.CAS(key, []byte(bad), pair.ModifyIndex)})
+func recordGarbage(ctx context.Context, c *chaos, rng *rand.Rand) (key string, undo func(context.Context) error, err error) {
+	limited, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	err = cluster.Until(limited, func() error { // others write it, too
+		key, err = c.spoil(limited, rng)
+		return err
+	})
 	return key, func(ctx context.Context) error {
 		return cluster.Until(ctx, func() error { return c.mend(ctx) })
 	}, err
 }
 
-// someRecord returns the key of a controller's record, or of one of its placements.
+// spoil overwrites one record.
+func (c *chaos) spoil(ctx context.Context, rng *rand.Rand) (key string, err error) {
+	key, err = c.someRecord(ctx, rng)
+	if err != nil {
+		return "", err
+	}
+	pair, err := c.anyClient().Get(ctx, key, consul.Consistent)
+	if err != nil {
+		return key, err
+	}
+	bad := c.spoilt.replace(pair.Value, rng)
+	_, err = c.anyClient().Commit(ctx, []consul.Op{consul.CAS(key, []byte(bad), pair.ModifyIndex)})
+	return key, err
+}
+
+// someRecord returns the key of a controller's record, or more often of one of its placements. Many controllers have none.
 func (c *chaos) someRecord(ctx context.Context, rng *rand.Rand) (key string, err error) {
 	r, err := c.someController(ctx, rng)
 	if err != nil {
 		return "", err
 	}
-	if rng.IntN(2) == 0 {
+	if rng.IntN(3) > 0 {
 		placed, _, err := c.stores[rng.IntN(servers)].Pods.List(ctx, store.Default, r.ID)
 		if err != nil {
 			return "", err
