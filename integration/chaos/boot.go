@@ -131,7 +131,7 @@ func (c *chaos) startFarm(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(c.cfg.dir, name+".token")
+	file := c.tokenFile(name)
 	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
 		return err
 	}
@@ -144,12 +144,21 @@ func (c *chaos) startFarm(ctx context.Context, i int) error {
 	if i == c.byTTL() {
 		p.args = append(p.args, "--session", "ttl")
 	}
+	if i == c.choosy() {
+		p.args = append(p.args, "--rc-selector", teamLabel+"=a")
+	}
 	c.farms, c.policies = append(c.farms, p), append(c.policies, policy)
 	return p.start()
 }
 
 // byTTL returns which farm's session lives by its own TTL, and not by a check at the agent beside it.
 func (c *chaos) byTTL() int { return newRand(c.cfg.seed, 7).IntN(farms) }
+
+// choosy returns which farm works only on the controllers of one team. The others work on all.
+func (c *chaos) choosy() int { return newRand(c.cfg.seed, 11).IntN(farms) }
+
+// tokenFile is the file with a farm's token.
+func (c *chaos) tokenFile(farm string) string { return filepath.Join(c.cfg.dir, farm+".token") }
 
 // stop ends the program in order, or after a while by force.
 func (p *process) stop() {

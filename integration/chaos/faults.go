@@ -36,6 +36,7 @@ const (
 	hitsAgent  target = "agent"
 	hitsServer target = "server"
 	hitsHost   target = "host"
+	hitsRecord target = "record"
 	hitsStore  target = "store" // everything; alone
 )
 
@@ -71,6 +72,7 @@ var faults = []fault{
 	{name: "host-loss", hits: hitsHost, hold: long, do: hostLoss, machine: true},
 	{name: "preparer-stop", hits: hitsHost, hold: long, do: preparerStop},
 	{name: "node-garbage", hits: hitsHost, hold: long, do: nodeGarbage},
+	{name: "record-garbage", hits: hitsRecord, hold: long, do: recordGarbage},
 }
 
 func faultNames() []string {

@@ -58,6 +58,9 @@ const (
 )
 
 func start(args []string) int {
+	if len(args) > 0 && args[0] == ownCommand {
+		return own(args[1:])
+	}
 	cfg, err := parse(args)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "chaos:", err)

@@ -177,8 +177,8 @@ func (c *chaos) dead() []string {
 // forget declares pods of machines that died as gone.
 func (w *workload) forget(ctx context.Context, st *store.Store, rng *rand.Rand) error {
 	dead := w.c.dead()
-	placed, corrupt, err := st.Pods.List(ctx, store.Default)
-	if err := errors.Join(append(corrupt, err)...); err != nil {
+	placed, _, err := st.Pods.List(ctx, store.Default) // some may be spoilt
+	if err != nil {
 		return err
 	}
 	rng.Shuffle(len(placed), func(i, j int) { placed[i], placed[j] = placed[j], placed[i] })

@@ -42,7 +42,7 @@ const reportFile = "report.json"
 
 func newReport(cfg config) *report {
 	return &report{
-		Seed: cfg.seed, Task: &task{Length: cfg.length, Faults: cfg.faults, Expect: cfg.expect, Rollouts: cfg.rollouts, Told: true, Ordered: cfg.ordered},
+		Seed: cfg.seed, Task: &task{Length: cfg.length, Faults: cfg.faults, Expect: cfg.expect, Rollouts: cfg.rollouts, Told: true, Ordered: cfg.ordered, Owners: true},
 		verbose: cfg.verbose, Converged: "never",
 		Operations: map[string]int{}, Failed: map[string]int{}, LastErrors: map[string]string{}, Faults: map[string]int{}, Told: map[string]int{},
 	}

@@ -46,6 +46,7 @@ type chaos struct {
 	stopping  sync.Map // for how long pods run on without contact, at least and at most, likewise: []time.Duration
 	gateURL   string   // of the webhooks of rollouts
 	broken    sync.Map // true by the digest of manifests whose pods never run
+	spoilt    spoilt   // records that nobody can read
 
 	deadMu    sync.Mutex
 	deadNodes []string // whose machine has died
@@ -128,6 +129,7 @@ func (c *chaos) run(ctx context.Context) error {
 		d.start(disturbed, &load)
 	}
 	load.Go(func() error { c.troubles(disturbed); return nil })
+	load.Go(func() error { c.comeAndGo(disturbed); return nil })
 	registers := c.startRegisters(background, disturbed, &daemons)
 	c.nemesis(disturbed)
 	calm()
@@ -165,7 +167,7 @@ func (c *chaos) converge(ctx context.Context, w *workload, d *deployer, healed t
 		}
 		err = errors.Join(err, c.converged(limited))
 		if err != nil {
-			err = errors.Join(err, c.resume(limited), w.sayAgainWhereFound(limited))
+			err = errors.Join(err, c.mend(limited), c.resume(limited), w.sayAgainWhereFound(limited))
 		}
 		return err
 	})

@@ -24,10 +24,10 @@ import (
 // What one more operator does with services, all of it with rcctl.
 
 const (
-	serviceCount = 2
+	serviceCount = 4
 	leastPods    = 6  // of a service
 	mostPods     = 20 // and the most that it asks for
-	servicePause = time.Second
+	servicePause = 600 * time.Millisecond
 	// stageLimit is how long a stage may make no progress: most faults take a revision longer to get over.
 	stageLimit = 8 * time.Second
 )
@@ -172,7 +172,8 @@ func (d *deployer) write(ctx context.Context, spec *record.ServiceSpec, bad bool
 	return d.c.rcctl(ctx, "deploy", "--file", path, "--yes", "--detach")
 }
 
-// document returns one of a service that differs from earlier ones. Every second service has a dynamic port.
+// document returns one of a service that differs from earlier ones, also in the farms that may own the revision. Every second service has a
+// dynamic port.
 func (d *deployer) document(i int, strategy string) *record.ServiceSpec {
 	total, timeout := d.size[i], field.Duration(stageLimit)
 	knobs := rollout.Knobs{
@@ -203,7 +204,7 @@ func (d *deployer) document(i int, strategy string) *record.ServiceSpec {
 		pod.Ports = []manifest.Port{{Name: "http", Dynamic: true}}
 	}
 	spec := &record.ServiceSpec{
-		Name: serviceName(i), Replicas: &total, Update: knobs, Pod: pod, NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
+		Name: serviceName(i), Labels: map[string]string{teamLabel: []string{"a", "b"}[d.rng.IntN(2)]}, Replicas: &total, Update: knobs, Pod: pod, NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 	}
 	if d.rng.IntN(4) == 0 {
 		spec.PreDeploy = &record.PreDeploy{}

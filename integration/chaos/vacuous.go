@@ -18,6 +18,7 @@ type task struct {
 	Rollouts bool `json:"rollouts,omitempty"`
 	Told     bool `json:"told,omitempty"`    // farms told some nodes of their intents
 	Ordered  bool `json:"ordered,omitempty"` // some groups were ordered
+	Owners   bool `json:"owners,omitempty"`  // one farm had a selector, and owners of one controller came and went
 }
 
 // How long a run must be before it must have shown something.
@@ -32,16 +33,18 @@ const restoreFault = "snapshot-restore"
 
 // checked are the groups of checks without which nothing is known about a promise.
 var checked = []string{
-	"P1 author", "P1 fence", "P1 register", "P2 version", "P3 placed", "P3 resources", "P4 stop", "P5 freed", "P6 minimum",
+	"P1 author", "P1 fence", "P1 one writer", "P1 register", "P2 version", "P3 placed", "P3 resources", "P4 stop", "P5 freed", "P6 minimum",
 }
 
 // These are also needed where a snapshot was restored, and where everything was deleted.
 const (
 	afterRestore = "R1 placed after a restore"
 	afterWipe    = "R1 adopted after a wipe"
-	onEachNode   = "P6 each node" // likewise
-	bySelector   = "P3 selected"  // in a run of a minute or more
-	byLeader     = "P1 leader"    // likewise
+	onEachNode   = "P6 each node"               // likewise
+	bySelector   = "P3 selected"                // in a run of a minute or more
+	byLeader     = "P1 leader"                  // likewise
+	byChoice     = "P1 chosen owner"            // likewise
+	byOwner      = "P1 owner of one controller" // in a run of two minutes or more, as farms hand over late
 )
 
 // These are what rollouts are for, from everyKindFrom and from servicesFrom on.
@@ -88,6 +91,12 @@ func (r *report) missing() string {
 	needed := slices.Clone(checked)
 	if r.Task.Length >= everyKindFrom {
 		needed = append(needed, bySelector, onEachNode, byLeader)
+	}
+	if r.Task.Owners && r.Task.Length >= everyKindFrom {
+		needed = append(needed, byChoice)
+	}
+	if r.Task.Owners && r.Task.Length >= servicesFrom {
+		needed = append(needed, byOwner)
 	}
 	if r.Task.Rollouts && r.Task.Length >= everyKindFrom {
 		needed = append(needed, ofRollouts...)

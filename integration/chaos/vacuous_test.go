@@ -12,10 +12,10 @@ import (
 // full is the report of a run of a minute in which enough happened.
 func full() *report {
 	r := &report{
-		Task:      &task{Length: time.Minute, Rollouts: true, Told: true, Ordered: true},
+		Task:      &task{Length: time.Minute, Rollouts: true, Told: true, Ordered: true, Owners: true},
 		Told:      map[string]int{toldTaken: 1},
 		Faults:    map[string]int{"farm-kill": 2, "leader-kill": 1, failed("leader-kill"): 3},
-		Judgement: &checker.Result{Checked: map[string]int{bySelector: 1, onEachNode: 1, byLeader: 1}, Relabelled: 1},
+		Judgement: &checker.Result{Checked: map[string]int{bySelector: 1, onEachNode: 1, byLeader: 1, byChoice: 1, byOwner: 1}, Relabelled: 1},
 	}
 	for _, group := range slices.Concat(checked, ofRollouts, ofServices, checker.OrderedChecks) {
 		r.Judgement.Checked[group] = 1
@@ -58,6 +58,10 @@ func TestVacuousRunsAreNotGreen(t *testing.T) {
 		"nor in forty seconds":                   {lasting(time.Minute - 1), func(r *report) { r.Judgement.Relabelled = 0 }, ""},
 		"nothing was placed by selector":         {unchecked(bySelector), nil, bySelector},
 		"the leader wrote nothing":               {unchecked(byLeader), nil, byLeader},
+		"no farm chose":                          {unchecked(byChoice), nil, byChoice},
+		"no owner of one in two minutes":         {lasting(servicesFrom), unchecked(byOwner), byOwner},
+		"nor in one":                             {unchecked(byOwner), nil, ""},
+		"in a run from before there were owners": {unchecked(byChoice), func(r *report) { r.Task.Owners = false }, ""},
 		"nor by selector in forty seconds":       {lasting(time.Minute - 1), unchecked(bySelector), ""},
 		"no rollout made a step":                 {unchecked("P1 step of a rollout"), nil, "P1 step of a rollout"},
 		"nor in forty seconds ":                  {lasting(time.Minute - 1), unchecked("P1 step of a rollout"), ""},

@@ -151,6 +151,9 @@ func (c *chaos) export(ctx context.Context) (out []consul.Pair, err error) {
 			return nil, err
 		}
 		for _, p := range pairs {
+			if good, is := c.spoilt.good(p.Value); is {
+				p.Value = good
+			}
 			if !strings.HasSuffix(p.Key, "/") { // markers are the farms' own
 				out = append(out, p)
 			}

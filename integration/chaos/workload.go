@@ -208,13 +208,13 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 // find returns the controller that has a slot. After a restored snapshot there may be two; then it is the first by id.
 func (w *workload) find(ctx context.Context, st *store.Store, slot int) (store.Rec[rc.RC], error) {
 	recs, corrupt, err := st.RCs.List(ctx, store.Default)
-	if err := errors.Join(append(corrupt, err)...); err != nil {
-		return store.Rec[rc.RC]{}, err
-	}
 	for _, r := range recs {
 		if r.Value.Labels["slot"] == fmt.Sprint(slot) {
 			return r, nil
 		}
+	}
+	if err := errors.Join(append(corrupt, err)...); err != nil {
+		return store.Rec[rc.RC]{}, err // it may be one that is spoilt
 	}
 	return store.Rec[rc.RC]{}, store.ErrNotFound
 }
@@ -257,13 +257,21 @@ func (c *chaos) groups(slot, n int) []rc.ReplicaGroup {
 	return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}, {Role: "side", Count: &side}}
 }
 
+// teamLabel is the label of controllers that a farm's selector asks for.
+const teamLabel = "team"
+
+// labelsOf returns the labels of the controllers in a slot. Two slots that share a static port are of one team.
+func labelsOf(slot int) map[string]string {
+	return map[string]string{"slot": fmt.Sprint(slot), teamLabel: "ab"[slot/4%2 : slot/4%2+1]}
+}
+
 func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *rand.Rand) error {
 	w.mu.Lock()
 	w.made[slot]++
 	name := fmt.Sprintf("app-%d-%d", slot, w.made[slot])
 	w.mu.Unlock()
 	r := rc.RC{
-		ID: store.NewID(), Name: name, Labels: map[string]string{"slot": fmt.Sprint(slot)}, Strategy: rc.Dynamic,
+		ID: store.NewID(), Name: name, Labels: labelsOf(slot), Strategy: rc.Dynamic,
 		ReplicaGroups: w.c.groups(slot, 1+rng.IntN(w.c.most(slot))), MaxPerNode: []int{0, 1, 2}[rng.IntN(3)],
 		NodeLoss:     rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 		MinAvailable: maybe(rng, maxReplicas+1), MaxSurge: maybe(rng, maxSurge+1),
@@ -373,13 +381,16 @@ func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *mani
 	return nil
 }
 
-// sayAgain leaves nothing undone: drains are ended, labels taken back, leaked claims swept, the breaker reset, and each controller written anew
+// sayAgain leaves nothing undone: spoilt records are mended, drains are ended, labels taken back, leaked claims swept, the breaker reset, and each controller written anew
 // and enabled, as an operator does after a snapshot was restored: pods that were found running stay as they are until then (R2).
 // It may stop many pods at once now, or what the breaker held up would trip it again; so may one that is being deleted.
 func (w *workload) sayAgain(ctx context.Context) error {
 	said := map[string]bool{}
 	for {
-		err := w.open(ctx)
+		err := w.c.mend(ctx)
+		if err == nil {
+			err = w.open(ctx)
+		}
 		if err == nil {
 			err = w.sayOnce(ctx, said)
 		}
@@ -405,7 +416,7 @@ func (w *workload) addLast(ctx context.Context) error {
 	slot := 2*slotCount - 1 // no operator's, and of those whose pods are small and have no ports
 	rng := newRand(w.c.cfg.seed, 10)
 	r := rc.RC{
-		ID: store.NewID(), Name: name, Labels: map[string]string{"slot": fmt.Sprint(slot)}, Strategy: rc.Dynamic,
+		ID: store.NewID(), Name: name, Labels: labelsOf(slot), Strategy: rc.Dynamic,
 		ReplicaGroups: w.c.groups(slot, 1), NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 	}
 	m := w.c.manifestOf(name, slot, rng)

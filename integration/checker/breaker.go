@@ -1,9 +1,6 @@
 package checker
 
-import (
-	"strings"
-	"time"
-)
+import "time"
 
 // What trips the mass-stop breaker, as documented: more than half of the pods that a farm owns within a minute, and ten at least. A farm
 // counts from when it last planned a stop, which may be some time before that landed: the minute is a little shorter here.
@@ -15,7 +12,7 @@ const (
 // stopsBy are the stops that one farm asked for, by the session under which it did.
 type stopsBy struct {
 	at    map[string]int64     // by identity, when it decided that
-	held  map[string]int64     // by controller that it has handed over, until when it held that
+	held  map[string]int64     // by lock that it has given up, until when it held that
 	meant map[string]*meantFor // by controller, what it stopped because that was said to be meant
 }
 
@@ -44,8 +41,8 @@ func (j *judgement) rememberOwner(c *Change, at int64) {
 	if c.Before == nil || c.Before.Session == "" || c.After != nil && c.After.Session == c.Before.Session {
 		return
 	}
-	if rcID, isLock := strings.CutPrefix(c.Key, prefix+"locks/"); isLock {
-		j.stopsOf(c.Before.Session).held[rcID] = at
+	if group(c.Key) == "locks" {
+		j.stopsOf(c.Before.Session).held[c.Key] = at
 	}
 }
 
@@ -63,7 +60,7 @@ func (j *judgement) massStop(w *Write) {
 			continue
 		}
 		rc := w.before(prefix + "rcs/" + after.RCID).controller()
-		lock := w.before(prefix + "locks/" + after.RCID)
+		lock := w.before(lockOf(after.RCID))
 		if rc == nil || lock == nil || lock.Session == "" {
 			continue
 		}
@@ -122,23 +119,19 @@ func (s *stopsBy) recent() int {
 // not have heard yet that it holds them no more. It is what the farm knew when it decided on a stop.
 func (j *judgement) owns(w *Write, session string, decided int64) int {
 	by := j.stopsOf(session)
-	owned := map[string]bool{}
+	owned := map[string]bool{} // by the key of the lock
 	for key, k := range w.state.groups["locks"] {
-		if k.Session == session {
-			owned[strings.TrimPrefix(key, prefix+"locks/")] = true
-		}
+		owned[key] = k.Session == session
 	}
-	for rcID, at := range by.held {
-		if j.recently(w, at) {
-			owned[rcID] = true
-		}
+	for key, at := range by.held {
+		owned[key] = owned[key] || j.recently(w, at)
 	}
 	pods := map[string]map[string]int{} // by controller and role
 	asFound := 0
 	for _, p := range w.state.placementsOf("") {
 		rc := w.state.get(prefix + "rcs/" + p.RCID).controller()
 		switch {
-		case p.RunState != running || !owned[p.RCID]:
+		case p.RunState != running || !owned[lockOf(p.RCID)]:
 		case rc != nil && rc.DeletedAt == nil && p.AdoptedAtGeneration != 0 && p.AdoptedAtGeneration == rc.Generation:
 			asFound++
 		default:
@@ -150,7 +143,7 @@ func (j *judgement) owns(w *Write, session string, decided int64) int {
 	}
 	for rcID, m := range by.meant {
 		for _, stop := range m.landed {
-			if stop.at > decided && owned[rcID] {
+			if stop.at > decided && owned[lockOf(rcID)] {
 				if pods[rcID] == nil {
 					pods[rcID] = map[string]int{}
 				}

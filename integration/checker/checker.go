@@ -118,7 +118,8 @@ type judgement struct {
 	hits   []Event // what the run did to machines
 
 	tenures tenures
-	farms   map[string]bool // every id that a farm has had
+	writers map[string]string // by unit: the session under which it was written last, since a lock of it changed hands
+	farms   map[string]bool   // every id that a farm has had
 
 	mistakes []Event // of operators, who deleted everything
 	wiped    *wiped  // the last one; nil: none yet
@@ -158,7 +159,7 @@ func newJudgement(events []Event, trace func(*Write)) *judgement {
 		state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), trace: trace,
 		ordered: map[string]asked{}, leaked: leaks(events), listed: map[listedPage]string{}, swept: map[string]bool{}, drains: map[string]drained{}, farms: map[string]bool{},
 		away: newAway(), hits: ofKind(events, EventMachine), mistakes: ofKind(events, EventWipe), stopped: map[string]*stopsBy{},
-		labelled: map[string][]unlabelled{}, removed: map[string]int64{}, manifests: map[string]*manifestRecord{}, alone: map[string]int64{},
+		writers: map[string]string{}, labelled: map[string][]unlabelled{}, removed: map[string]int64{}, manifests: map[string]*manifestRecord{}, alone: map[string]int64{},
 	}
 }
 
@@ -215,6 +216,7 @@ func (j *judgement) restore(r *restores, last, next *Entry) error {
 	}
 	j.undone, j.state = j.state, saved.clone()
 	j.tenures = nil // the one that led then may still do so
+	clear(j.writers)
 	j.drainsTakenBack(next.At)
 	j.restoredAt = last.Index + 1
 	j.rewound = append(j.rewound, span{last.At, next.At})
@@ -225,6 +227,7 @@ func (j *judgement) restore(r *restores, last, next *Entry) error {
 
 // rules judges one change.
 func (j *judgement) rules(w *Write) {
+	w.Changes = slices.DeleteFunc(w.Changes, Change.byRun)
 	j.remember(w)
 	if j.wipes(w) {
 		return
@@ -232,12 +235,14 @@ func (j *judgement) rules(w *Write) {
 	j.echoes(w)
 	j.rollouts(w)
 	j.leads(w)
+	j.chosen(w)
 	if !w.touches() {
 		return
 	}
 	j.result.Transactions++
 	j.single(w)
 	j.locked(w)
+	j.oneWriter(w)
 	j.fresh(w)
 	j.committed(w)
 	j.stops(w)
@@ -282,6 +287,7 @@ func (j *judgement) remember(w *Write) {
 		}
 		j.rememberDrain(c, w.At)
 		j.rememberOwner(c, w.At)
+		j.forgetWriter(c)
 		j.rememberLabels(c, w.At)
 		j.rememberRemoval(c, w.At)
 		j.rememberOrdered(c, w.At)
@@ -296,7 +302,7 @@ func orderKey(node, id string, revision int64) string {
 func (r *Result) Breached() bool {
 	for _, v := range r.Violations {
 		switch v.Rule {
-		case ruleOwner, ruleRegister, ruleNotLocked, ruleTwoSessions, ruleRolloutNotLocked, ruleRunner, ruleNoLeader, ruleOtherLeader, ruleLeadersMixed:
+		case ruleOwner, ruleRegister, ruleNotLocked, ruleTwoSessions, ruleTwoWriters, ruleRolloutNotLocked, ruleRunner, ruleNoLeader, ruleOtherLeader, ruleLeadersMixed:
 			return true
 		}
 	}
@@ -319,6 +325,7 @@ const (
 	ruleOwner       = "written by another than the holder"
 	ruleNotLocked   = "lock not held by a farm"
 	ruleTwoSessions = "written under two sessions"
+	ruleTwoWriters  = "unit written under two sessions"
 	ruleRegister    = "fenced register not linearizable"
 
 	ruleNoLeader     = "written while no farm led"

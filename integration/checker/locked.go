@@ -7,10 +7,13 @@ import (
 )
 
 // ownerAt returns the farm that held a controller's lock when the transaction was carried out, and its session; "" when none
-// did. A session's name has the key prefix after the farm's. One that lives by its own TTL, and not by a check, bears
-// the incarnation, too.
-func (w *Write) ownerAt(rcID string) (farm, sessionID string) {
-	lock := w.before(prefix + "locks/" + rcID)
+// did.
+func (w *Write) ownerAt(rcID string) (farm, sessionID string) { return w.holderOf(lockOf(rcID)) }
+
+// holderOf is ownerAt for the key of any lock. A session's name has the key prefix after the farm's. One that lives by its own
+// TTL, and not by a check, bears the incarnation, too.
+func (w *Write) holderOf(key string) (farm, sessionID string) {
+	lock := w.before(key)
 	if lock == nil || lock.Session == "" || lock.lockValue() == nil {
 		return "", ""
 	}

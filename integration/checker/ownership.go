@@ -85,7 +85,7 @@ func (j *judgement) single(w *Write) {
 	authors := w.authors()
 	owned := w.owned()
 	for id := range owned {
-		lock := prefix + "locks/" + id
+		lock := lockOf(id)
 		if w.speaksForNobody(id) {
 			j.looked("P1 unclaimed")
 			continue
@@ -115,8 +115,8 @@ func (w *Write) speaksForNobody(id string) bool {
 			return false
 		}
 	}
-	lock := w.before(prefix + "locks/" + id)
-	return (lock == nil || lock.Session == "") && w.has(prefix+"locks/"+id, "check-index", "check-not-exists")
+	lock := w.before(lockOf(id))
+	return (lock == nil || lock.Session == "") && w.has(lockOf(id), "check-index", "check-not-exists")
 }
 
 // claimants: nobody changes another controller's claim on a node.
@@ -124,7 +124,7 @@ func (j *judgement) claimants(w *Write, c *Change, owned map[string]bool) {
 	for _, id := range j.claims(c) {
 		rcID := rcOf(id)
 		j.looked("P1 shares")
-		if !owned[rcID] && !w.has(prefix+"locks/"+rcID, "check-session") {
+		if !owned[rcID] && !w.has(lockOf(rcID), "check-session") {
 			j.violated("P1", "share changed by another", w.Index, "the share of %s in %s changed in a transaction of %v", id, c.Key, owned)
 		}
 	}
@@ -163,9 +163,10 @@ func (j *judgement) fresh(w *Write) {
 			j.violated("P2", "no such controller", w.Index, "%s was written while controller %s did not exist", w.summary(), id)
 			continue
 		}
+		j.frozen(w, id)
 		for i := range w.Changes {
 			c := &w.Changes[i]
-			if s := c.After.status(); s != nil && s.RCID == id && s.ObservedGeneration != rc.Generation {
+			if s := c.After.status(); s != nil && s.RCID == id && s.ObservedGeneration != rc.Generation && !c.saysUnreadable() {
 				j.violated("P2", "superseded generation", w.Index, "status of %s speaks of generation %d, the controller is at %d", id, s.ObservedGeneration, rc.Generation)
 			}
 			if p := c.After.placement(); p != nil && p.RCID == id && c.Before == nil && p.RunState == running && p.AdoptedAtGeneration == 0 {

@@ -87,6 +87,7 @@ type reality struct {
 type controller struct {
 	ID            string            `json:"id"`
 	Name          string            `json:"name"`
+	Labels        map[string]string `json:"labels"`
 	Manifest      string            `json:"manifest"`
 	Manifests     map[string]string `json:"group_manifests"`
 	Strategy      string            `json:"strategy"`

@@ -43,7 +43,7 @@ func (j *judgement) asks(w *Write, c *Change) bool {
 	case after == nil || !w.has(c.Key, "cas"):
 		return false
 	case before == nil:
-		lock := w.before(prefix + "locks/rollout/" + after.Service)
+		lock := w.before(keyLocks + "rollout/" + after.Service)
 		return w.deploys(after.Service) && (lock == nil || lock.Session == "")
 	default:
 		return w.deploys(after.Service) || reflect.DeepEqual(withoutRequest(c.Before), withoutRequest(c.After))
@@ -66,8 +66,8 @@ func withoutRequest(k *Key) map[string]json.RawMessage {
 // steps judges one write of a rollout's runner.
 func (j *judgement) steps(w *Write, name string) {
 	j.looked(ruleStep)
-	lock := prefix + "locks/rollout/" + name
-	farm, _ := w.ownerAt("rollout/" + name)
+	lock := keyLocks + "rollout/" + name
+	farm, _ := w.holderOf(lock)
 	if farm == "" {
 		j.violated("P1", ruleRolloutNotLocked, w.Index, "the rollout of %s was changed while no farm held its lock", name)
 		return
@@ -96,7 +96,7 @@ func (j *judgement) mutated(w *Write, c *Change, before *controller) {
 		return
 	}
 	j.looked("P1 controller of a rollout")
-	lock := prefix + "locks/rollout/" + name
+	lock := keyLocks + "rollout/" + name
 	fenced := w.has(lock, "check-session") && w.has(lock, "check-index")
 	if !fenced && !w.deploys(name) {
 		j.violated("P1", "controller changed past its rollout", w.Index, "%s was changed by neither the runner of %s nor a deployment", c.Key, before.Mutator)

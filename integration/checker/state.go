@@ -21,11 +21,11 @@ type Key struct {
 	trusted *Key // of a key that a hostile node wrote: the version before; nil: there was none
 }
 
-// HostileMark is in every value that a run writes as a hostile node. No reader may believe such a value. The checker
-// therefore judges by the version before.
+// HostileMark is in every value that a run writes as a hostile node, or to spoil a record. No reader may believe such a value. The
+// checker therefore judges by the version before.
 const HostileMark = "written-by-a-hostile-node"
 
-// hostile reports whether the run wrote the value as a hostile node.
+// hostile reports whether the run wrote the value so that no reader believes it.
 func (k *Key) hostile() bool { return bytes.Contains(k.Value, []byte(HostileMark)) }
 
 // Change is what one command did to one key; nil means that the key does not exist.
