@@ -8,7 +8,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
-	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -16,8 +15,8 @@ import (
 
 // Two revisions of the service web.
 const (
-	webR1 = "01hzzzzzzzzzzzzzzzzzzzzweb-1"
-	webR2 = "01hzzzzzzzzzzzzzzzzzzzzweb-2"
+	webR1 = "01hzzzzzzzzzzzzzzzzzzzwebs-1"
+	webR2 = "01hzzzzzzzzzzzzzzzzzzzwebs-2"
 )
 
 // revision makes a controller a revision of the service web, with so many replicas.

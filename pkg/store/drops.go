@@ -162,7 +162,7 @@ func (t *NodeSession) counted(counters map[string]counter, written map[string]ui
 }
 
 // SweepDrops removes the drops of units that have no controller any more, at most so many units', and returns of how many. A node whose
-// machine was away for long reports after the unit's last transaction.
+// machine was away for long reports after the unit's last transaction. Where a revision is made meanwhile its owner makes them anew.
 func (s *Leader) SweepDrops(ctx context.Context, most int) (int, error) {
 	stray := map[string]bool{}
 	keys, err := s.c.Children(ctx, s.keys.Drops.Key())
@@ -184,15 +184,11 @@ func (s *Leader) SweepDrops(ctx context.Context, most int) (int, error) {
 		if removed == most {
 			break
 		}
-		bell := s.keys.Bells.Key(id) // it rings with each controller that is made
-		_, err := s.fenced(ctx, append(s.forgetDrops(id), consul.CheckMissing(bell)))
-		switch {
-		case consul.RefusedOn(err, bell): // a stray one is removed first
-		case err != nil:
+		_, err := s.fenced(ctx, append(s.forgetDrops(id), consul.CheckMissing(s.keys.RCs.Key(id))))
+		if err != nil {
 			return removed, err
-		default:
-			removed++
 		}
+		removed++
 	}
 	return removed, nil
 }

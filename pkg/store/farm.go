@@ -208,6 +208,12 @@ func (t *Owners) Locks(ctx context.Context) (LockState, error) {
 // SweepBells makes the bells that are missing and removes those whose unit is gone (R4), unless something is asked about it. It returns the ids of all
 // controllers, and those without a record about which something is asked.
 func (t *Owners) SweepBells(ctx context.Context) (ids, asked []string, err error) {
+	var bells [Shards][]consul.Pair // before the controllers: one that is made meanwhile rings
+	for shard := range Shards {
+		if bells[shard], err = t.c.List(ctx, t.keys.Bells.Shard(shard), consul.Default); err != nil {
+			return nil, nil, err
+		}
+	}
 	if ids, err = t.RCs.IDs(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -226,11 +232,7 @@ func (t *Owners) SweepBells(ctx context.Context) (ids, asked []string, err error
 	}
 	keep := rc.UnitsOf(slices.Concat(ids, asked))
 	for shard := range Shards {
-		bells, err := t.c.List(ctx, t.keys.Bells.Shard(shard), consul.Default)
-		if err != nil {
-			return nil, nil, err
-		}
-		if err := t.sweepShard(ctx, shard, bells, keep); err != nil {
+		if err := t.sweepShard(ctx, shard, bells[shard], keep); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -255,9 +257,10 @@ func (t *Owners) sweepShard(ctx context.Context, shard int, bells []consul.Pair,
 	}
 	delete(have, t.keys.Bells.Shard(shard)) // the marker
 	for key, index := range have {
-		acts = append(acts, []consul.Op{consul.DeleteCAS(key, index)}) // a controller that is made rings
+		unit := key[len(t.keys.Bells.Shard(shard)):]
+		acts = append(acts, []consul.Op{consul.CheckMissing(t.keys.RCs.Key(unit)), consul.DeleteCAS(key, index)})
 	}
-	for chunk := range slices.Chunk(acts, consul.MaxTxnOps) {
+	for chunk := range slices.Chunk(acts, consul.MaxTxnOps/2) {
 		// A refusal means that something changed meanwhile; the next sweep sees it.
 		if _, err := t.c.Commit(ctx, slices.Concat(chunk...)); err != nil && !errors.Is(err, ErrRefused) {
 			return err

@@ -214,7 +214,7 @@ func TestDropsAreCounted(t *testing.T) {
 	if n, known := three.Since(three); n != 0 || !known {
 		t.Errorf("%d drops since the same", n)
 	}
-	if err := st.MakeMarks(t.Context(), []string{"rc-0"}, nil); err != nil || dropsOf(t, st, "rc-0").Index != three.Index {
+	if err := st.MakeDrops(t.Context(), "rc-0"); err != nil || dropsOf(t, st, "rc-0").Index != three.Index {
 		t.Errorf("made where it is: %v", err)
 	}
 	for what, damage := range map[string]consul.Op{

@@ -101,7 +101,7 @@ func TestADeploymentIsWhole(t *testing.T) {
 		t.Errorf("read %+v", v)
 	}
 	keys := farm.keys
-	for _, key := range []string{keys.Names.Key("web-r2"), keys.Bells.Key("id2"), keys.Drops.Key("id2"), keys.Stops.Key("id2"), keys.Manifests.Key("d2"), keys.RolloutBells.Key("web"), keys.Entries.Key("web", "2")} {
+	for _, key := range []string{keys.Names.Key("web-r2"), keys.Bells.Key("id2"), keys.Drops.Key("id2"), keys.Manifests.Key("d2"), keys.RolloutBells.Key("web"), keys.Entries.Key("web", "2")} {
 		if there, err := farm.exists(t.Context(), key); !there || err != nil {
 			t.Errorf("%s: %v, %v", key, there, err)
 		}

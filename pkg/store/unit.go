@@ -52,7 +52,8 @@ func (t *Passes) ReadUnit(ctx context.Context, unit, service string, consistent 
 
 func (t *underLock) unitKeys(unit, service string) consul.Reading {
 	r := consul.Reading{
-		Keys: []string{t.keys.Bells.Key(unit), t.keys.Drops.Key(unit)},
+		// The unit's own record and status are those of a controller without a service; what is below a prefix does not include them.
+		Keys: []string{t.keys.Bells.Key(unit), t.keys.Drops.Key(unit), t.keys.RCs.Key(unit), t.keys.Statuses.Key(unit)},
 		Prefixes: []string{
 			t.keys.RCs.OfUnit(unit), t.keys.Statuses.OfUnit(unit), t.keys.Requests.OfUnit(unit), t.keys.Pods.OfUnit(unit), t.keys.Drops.Below(unit),
 		},
@@ -71,6 +72,11 @@ func (t *underLock) unitOf(unit, service string, found map[string]consul.Pair, b
 	}
 	if service != "" {
 		u.InCharge = t.inChargeOf(service, found)
+	}
+	for _, key := range []string{t.keys.RCs.Key(unit), t.keys.Statuses.Key(unit)} {
+		if p, ok := found[key]; ok {
+			t.addTo(&u, p)
+		}
 	}
 	for _, p := range below {
 		t.addTo(&u, p)
@@ -152,11 +158,12 @@ func (u *Unit) IDs() []string {
 // UnitRC reads the record of the controller whose labels decide which farms may own a unit; see Unit.Latest. It returns ErrNotFound where the
 // unit has no controller.
 func (t *underLock) UnitRC(ctx context.Context, unit string) (Rec[rc.RC], error) {
-	_, below, err := t.merged.Read(ctx, consul.Reading{Prefixes: []string{t.keys.RCs.OfUnit(unit)}}, consul.Default)
+	r := consul.Reading{Keys: []string{t.keys.RCs.Key(unit)}, Prefixes: []string{t.keys.RCs.OfUnit(unit)}}
+	found, below, err := t.merged.Read(ctx, r, consul.Default)
 	if err != nil {
 		return Rec[rc.RC]{}, err
 	}
-	u := t.unitOf(unit, "", nil, below)
+	u := t.unitOf(unit, "", found, below)
 	h := u.Heads[u.Latest()]
 	if h == nil {
 		return Rec[rc.RC]{}, ErrNotFound

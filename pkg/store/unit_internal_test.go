@@ -40,7 +40,7 @@ func write(t *testing.T, st *Store, ops ...consul.Op) {
 	}
 }
 
-const testUnit = "01hzzzzzzzzzzzzzzzzzzzunit"
+const testUnit = "01hzzzzzzzzzzzzzzzzzzzwebs"
 
 // What is read of a unit: its bell and drops, and of each of its controllers the record, status, requests and placements, readable or not. What
 // belongs to another unit is not among it, also where its id begins alike.
@@ -50,13 +50,13 @@ func TestReadUnit(t *testing.T) {
 		st := empty(t)
 		keys := st.keys
 		first, second, pre := unit+"-1", unit+"-2", unit+"-2-pre"
-		others := []string{"01hzzzzzzzzzzzzzzzzzzzunix-1", unit + "x"}
+		others := []string{"01hzzzzzzzzzzzzzzzzzzzwebt-1", unit + "x"}
 		if unit == "web" { // no ULID: a unit by itself
 			first, second, pre = unit, unit, unit
 			others = []string{"web-1", "webx"}
 		}
 		record := func(id string, revision int64) consul.Op {
-			r := rc.RC{ID: id, ManifestDigest: "m", Service: &rc.Service{Name: "web", Revision: revision}}
+			r := rc.RC{ID: id, ManifestDigest: "m", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: new(int)}}, Service: &rc.Service{Name: "web", Revision: revision}}
 			return consul.Set(keys.RCs.Key(id), asJSON(r))
 		}
 		placed := pod.Placement{Identity: pod.Identity{RCID: first, Role: "main"}, Node: "n1", PodID: "p", Digest: hexOf("m"), RunState: pod.Running, Revision: 1}
