@@ -18,7 +18,7 @@ import (
 )
 
 // FormatVersion is the only record format that this build reads and writes.
-const FormatVersion = 1
+const FormatVersion = 2 // 1 had a lock, a bell and drops for each controller
 
 // Schema is the record at schema.
 type Schema struct {
