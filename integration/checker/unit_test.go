@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	unit    = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
-	another = "01BX5ZZKBKACTAV9WEVGEMMVRZ"
+	unit    = "01arz3ndektsv4rrffq69g5fav"
+	another = "01bx5zzkbkactav9wevgemmvrz"
 )
 
 // begins makes the record of a controller, and returns the condition that it is as it was.
