@@ -81,6 +81,17 @@ func TestAControllerSaysInWhichEpochItWasMade(t *testing.T) {
 	if got := write("b", same); !got.MadeInEpoch(next.Epoch) {
 		t.Errorf("made later: %q", got.MadeIn)
 	}
+	undone := newSchema(next.Epoch)
+	undone.WentBack = true
+	if _, err := farm.c.Commit(t.Context(), []consul.Op{consul.Set(farm.keys.Schema.Key(), asJSON(undone))}); err != nil {
+		t.Fatal(err)
+	}
+	if got := write(rc.RevisionID(testUnit, 2), same); got.MadeIn != "" {
+		t.Errorf("a revision after a restore: made in %q", got.MadeIn)
+	}
+	if got := write(NewID(), same); !got.MadeInEpoch(undone.Epoch) {
+		t.Errorf("a controller after a restore: made in %q", got.MadeIn)
+	}
 	other := New(farm.c, farm.keys)
 	if _, err := other.c.Commit(t.Context(), []consul.Op{consul.Set(farm.keys.Gate.Key(), asJSON(newGate(feature.Oldest)))}); err != nil {
 		t.Fatal(err)

@@ -78,7 +78,9 @@ func (s *db) rcsOps(ctx context.Context, rcs []Rec[rc.RC]) ([]consul.Op, error) 
 	for i := range rcs {
 		r := rcs[i].Value
 		if all = append(all, r.ID); rcs[i].Index == 0 {
-			r.MadeIn = schema.Value.Epoch
+			if !schema.Value.WentBack || rc.UnitOf(r.ID) == r.ID { // else a revision that the restore has undone may have had this id
+				r.MadeIn = schema.Value.Epoch
+			}
 			made = append(made, r.ID)
 			ops = append(ops, consul.CAS(s.keys.Names.Key(r.Name), []byte(r.ID), 0))
 		}

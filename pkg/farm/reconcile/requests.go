@@ -2,10 +2,14 @@ package reconcile
 
 import (
 	"slices"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
+
+// pagesRetry is when a request is looked at again that waits for the pages of a node's orphans.
+const pagesRetry = time.Second
 
 // release gives back what is reserved for pods that are not there. It reports the nodes that hold more of it, or may.
 func (c *draft) release() (left map[string]bool) {
@@ -19,7 +23,13 @@ func (c *draft) release() (left map[string]bool) {
 			left[l.Node], c.waiting = true, true // its node may not have said yet that it runs there
 			continue
 		}
-		if v := c.s.Nodes[l.Node]; v == nil || !v.Spoke(c.s.Epoch) {
+		v := c.s.Nodes[l.Node]
+		if v != nil && v.Alive && v.OrphansUnread { // what it runs is being read, and nothing rings after that
+			left[l.Node] = true
+			c.requeueAfter(pagesRetry)
+			continue
+		}
+		if v == nil || !v.Spoke(c.s.Epoch) {
 			continue // nor has one that is away; the leader asks again once it has (R1)
 		}
 		left[l.Node] = true

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -100,12 +101,15 @@ func TestClaimsOfReplicasThatAreElsewhere(t *testing.T) {
 	for name, v := range map[string]*node.View{
 		"no record of the node": nil,
 		"it spoke before":       {Node: node.Node{Name: "n1", Epoch: "then"}, Alive: true},
-		"its pages are unread":  {Node: node.Node{Name: "n1"}, Alive: true, OrphansUnread: true},
 	} {
 		s.Nodes["n1"] = v
 		if plan = reconcile.Compute(s); len(plan.Changes) > 0 || !slices.Equal(plan.Answered, []string{"a"}) {
 			t.Errorf("R1, %s: %v, answered %v", name, plan.Changes, plan.Answered)
 		}
+	}
+	s.Nodes["n1"] = &node.View{Node: node.Node{Name: "n1"}, Alive: true, OrphansUnread: true}
+	if plan = reconcile.Compute(s); len(plan.Changes)+len(answers(&plan)) != 0 || plan.Again != time.Second {
+		t.Errorf("its pages are unread: %v, answered %v, again after %s", plan.Changes, answers(&plan), plan.Again)
 	}
 	s.Nodes["n1"] = &node.View{Node: node.Node{Name: "n1"}, Alive: true}
 	s.Hold = "the records are new"
