@@ -87,8 +87,6 @@ type flight struct {
 	done func(refused []string, unknown bool)
 }
 
-func nodeOf(p int) int { return p % modelNodes }
-
 func newModel(v variant, choose func(int) int) *model {
 	m := &model{variant: v, choose: choose, index: 100}
 	for i := range modelPods {

@@ -48,6 +48,7 @@ func (f *Farm) unit(ctx context.Context, id string) (*unit, time.Duration, error
 // unitRecords reads the labels that decide which farms may own a unit.
 type unitRecords struct{ store LockReads }
 
+// RC reads the record of the controller whose labels decide.
 func (r unitRecords) RC(ctx context.Context, unit string, _ bool) (store.Rec[rc.RC], error) {
 	return r.store.UnitRC(ctx, unit)
 }

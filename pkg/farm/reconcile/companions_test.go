@@ -355,11 +355,6 @@ func TestMorePodsThanCounts(t *testing.T) {
 	}
 }
 
-// force drains a node by force.
-func force(s *reconcile.Snapshot, name string) {
-	s.Nodes[name].Ops.Drain = &node.Drain{Force: true, Since: s.Now}
-}
-
 // A lost pod is replaced, and one that must leave its node gets a second copy, as far as the bound of the service goes.
 func TestWhereTheBoundLeavesNoRoomToMove(t *testing.T) {
 	t.Parallel()
