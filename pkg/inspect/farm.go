@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -29,7 +30,7 @@ type OwnedRC struct {
 func JoinFarms(members []store.Member, leader string, owners map[string]string, rcIDs []string, names map[string]string) (views []FarmView, free int) {
 	owned := map[string][]OwnedRC{}
 	for _, id := range rcIDs {
-		farm, has := owners[id]
+		farm, has := owners[rc.UnitOf(id)]
 		if !has {
 			free++
 			continue

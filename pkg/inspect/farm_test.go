@@ -17,3 +17,12 @@ func TestJoinFarms(t *testing.T) {
 		t.Errorf("%+v", views)
 	}
 }
+
+// Who owns a service owns all of its revisions.
+func TestJoinFarmsByUnit(t *testing.T) {
+	const unit = "01arz3ndektsv4rrffq69g5fav"
+	views, free := JoinFarms([]store.Member{{ID: "a"}}, "", map[string]string{unit: "a"}, []string{unit + "-1", unit + "-2", "01bx5zzkbkactav9wevgemmvrz-1"}, nil)
+	if free != 1 || len(views) != 1 || views[0].Owned != 2 {
+		t.Errorf("%d free, %+v", free, views)
+	}
+}

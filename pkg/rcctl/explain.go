@@ -85,7 +85,7 @@ func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, 
 	if err != nil {
 		return nil, nil, err
 	}
-	sit.Owner = owners[r.ID]
+	sit.Owner = owners[rc.UnitOf(r.ID)]
 	breaker, err := s.Breaker.Get(ctx, store.Consistent)
 	switch {
 	case err == nil:
