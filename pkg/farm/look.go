@@ -12,8 +12,9 @@ import (
 // troubled is when a unit is looked at again of which a controller cannot be worked on, unless something rings.
 const troubled = 5 * time.Second
 
-// look looks at a unit once: it reads all of it, and works on its controllers one after the other, each with what is so by then. A controller
-// that cannot be worked on keeps none of the others waiting. It returns when to look again even if nothing rings.
+// look looks at a unit once: it reads all of it, and works on its controllers one after the other, each with what is so
+// by then. A controller that cannot be worked on keeps none of the others waiting. It returns when to look again even
+// if nothing rings.
 func (u *unit) look(ctx context.Context) (again time.Duration, err error) {
 	u.looks.Begin()
 	if u.unsure {
@@ -90,8 +91,8 @@ func (u *unit) passes(ctx context.Context, v *view, consistent bool) (again time
 	return again, waits, errors.Join(errs...)
 }
 
-// settle takes in which controllers there are, and gives up those that have no record any more. Their pods, if any, run on: nothing says that
-// they should stop (P4). It reports whether no controller is left.
+// settle takes in which controllers there are, and gives up those that have no record any more. Their pods, if any, run
+// on: nothing says that they should stop (P4). It reports whether no controller is left.
 func (u *unit) settle(ctx context.Context, v *view) (gone bool, err error) {
 	var left []string
 	kept := 0
@@ -135,8 +136,8 @@ func (u *unit) settle(ctx context.Context, v *view) (gone bool, err error) {
 	return false, nil
 }
 
-// leave gives the unit up if another farm should have it: its labels do not match this farm's selector any more, or the members have been
-// stable and another one prefers it.
+// leave gives the unit up if another farm should have it: its labels do not match this farm's selector any more, or the
+// members have been stable and another one prefers it.
 func (u *unit) leave(ctx context.Context, v *view) (left bool, err error) {
 	leaving := u.leaving.Swap(false)
 	owner := u.kit.farm
@@ -159,9 +160,9 @@ func (u *unit) leave(ctx context.Context, v *view) (left bool, err error) {
 	return true, errHandedOver
 }
 
-// afterFailure makes sure of the fence before anybody reads on: after an unknown outcome it is bumped, so that a write that
-// lingers somewhere can no longer land; where the fence itself was refused, bumping tells whether the lock is still ours
-// (R9).
+// afterFailure makes sure of the fence before anybody reads on: after an unknown outcome it is bumped, so that a write
+// that lingers somewhere can no longer land; where the fence itself was refused, bumping tells whether the lock is
+// still ours (R9).
 func (u *unit) afterFailure(ctx context.Context, failure error) error {
 	if !errors.Is(failure, store.ErrUnknown) && !store.LockRefused(failure, u.fence) {
 		return failure
@@ -182,8 +183,8 @@ func (u *unit) gather(busy int64) time.Duration {
 	return u.looks.Gather(busy)
 }
 
-// idle reports whether a look now would find nothing, and then when one is due, zero for never: bell is that of the unit, as heard last. A bell
-// that is gone must be made, or the records went with it.
+// idle reports whether a look now would find nothing, and then when one is due, zero for never: bell is that of the
+// unit, as heard last. A bell that is gone must be made, or the records went with it.
 func (u *unit) idle(bell uint64) (idle bool, left time.Duration) {
 	if bell == 0 {
 		return false, 0

@@ -9,12 +9,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// decide computes the plan. Where ordered pods that have no placement are to get one, what nodes were told about them is read first.
+// decide computes the plan. Where ordered pods that have no placement are to get one, what nodes were told about them
+// is read first.
 func (ps *pass) decide(ctx context.Context) (reconcile.Plan, error) {
 	return ps.settle(ctx, reconcile.Compute(ps.snapshot))
 }
 
-// settle reads what nodes were told about ordered pods that a plan gives a placement, and plans anew where there is anything.
+// settle reads what nodes were told about ordered pods that a plan gives a placement, and plans anew where there is
+// anything.
 func (ps *pass) settle(ctx context.Context, plan reconcile.Plan) (reconcile.Plan, error) {
 	for asked := []pod.Identity(nil); ; {
 		ids := slices.DeleteFunc(ps.snapshot.Unsettled(&plan), func(id pod.Identity) bool { return slices.Contains(asked, id) })
@@ -31,8 +33,8 @@ func (ps *pass) settle(ctx context.Context, plan reconcile.Plan) (reconcile.Plan
 	}
 }
 
-// readTold reads what all nodes were told about some identities that have no placement, and reports whether there is anything. The owner alone
-// writes intents, so that none comes up before the plan lands.
+// readTold reads what all nodes were told about some identities that have no placement, and reports whether there is
+// anything. The owner alone writes intents, so that none comes up before the plan lands.
 func (ps *reader) readTold(ctx context.Context, ids []pod.Identity) (told bool, err error) {
 	var w store.Wanted
 	for _, id := range ids {

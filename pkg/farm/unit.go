@@ -20,7 +20,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// unit is a service with all its revisions, or one controller alone, that this farm owns (ADR 29). One goroutine at a time works on it.
+// unit is a service with all its revisions, or one controller alone, that this farm owns (ADR 29). One goroutine at a
+// time works on it.
 type unit struct {
 	id  string
 	kit *kit
@@ -65,8 +66,8 @@ func (u *unit) bump(ctx context.Context) error {
 	return nil
 }
 
-// takenOver reports, once, that the unit was just claimed and had an owner before. What came with the lock is read again, because it may be
-// old by the time of the look.
+// takenOver reports, once, that the unit was just claimed and had an owner before. What came with the lock is read
+// again, because it may be old by the time of the look.
 func (u *unit) takenOver() bool {
 	if u.claimed == nil {
 		return false
@@ -94,7 +95,8 @@ func (u *unit) known(id string) *ReplicationController {
 	return u.controllers[id]
 }
 
-// meet takes in a controller that a look has found, and what the mass-stop breaker must know of it before the first plan for it.
+// meet takes in a controller that a look has found, and what the mass-stop breaker must know of it before the first
+// plan for it.
 func (u *unit) meet(id string, h *store.Head) *ReplicationController {
 	c := u.known(id)
 	known := c != nil
@@ -175,8 +177,8 @@ func (v *view) detailsOf(ctx context.Context, reads Reads, rcID string, w store.
 	return d, nil
 }
 
-// read reads the unit. With records that are older than they were it returns store.ErrWentBack, even if others have written so much since
-// that no watch could tell: the owner alone writes placements.
+// read reads the unit. With records that are older than they were it returns store.ErrWentBack, even if others have
+// written so much since that no watch could tell: the owner alone writes placements.
 func (u *unit) read(ctx context.Context, consistent bool) (*view, error) {
 	for {
 		v := &view{consistent: consistent || u.claimed != nil, mark: u.kit.scarcity.mark()}
@@ -210,8 +212,8 @@ func (u *unit) read(ctx context.Context, consistent bool) (*view, error) {
 	}
 }
 
-// compare compares a unit with what the last look has read of it. It returns a controller of which something is older now, "" for none, and
-// whether a record is missing that somebody may be wrong about.
+// compare compares a unit with what the last look has read of it. It returns a controller of which something is older
+// now, "" for none, and whether a record is missing that somebody may be wrong about.
 func (u *unit) compare(now *store.Unit) (older string, missing bool) {
 	records := 0
 	for id, h := range now.Heads {
@@ -251,7 +253,8 @@ func (v *view) inCharge() string {
 	return ""
 }
 
-// matches reports whether a selector matches the unit, as far as its labels can be read: those that cannot be are left to the owner.
+// matches reports whether a selector matches the unit, as far as its labels can be read: those that cannot be are left
+// to the owner.
 func (v *view) matches(selector labels.Selector) bool {
 	h := v.Heads[v.Latest()]
 	return h == nil || h.Err != nil || selector.Matches(labels.Set(h.RC.Value.Labels))

@@ -7,9 +7,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// UnitOf returns the unit that a controller belongs to, which its id tells: a service with all its revisions, or the controller alone. The ids
-// of a service's controllers are <unit>-<revision> and <unit>-<revision>-pre, and the unit is a ULID, which has no hyphen. What has another
-// form is a unit by itself. See ADR 29.
+// UnitOf returns the unit that a controller belongs to, which its id tells: a service with all its revisions, or the
+// controller alone. The ids of a service's controllers are <unit>-<revision> and <unit>-<revision>-pre, and the unit is
+// a ULID, which has no hyphen. What has another form is a unit by itself. See ADR 29.
 func UnitOf(id string) string {
 	if unit, _, more := strings.Cut(id, "-"); more && field.IsULID(unit) {
 		return unit
@@ -27,7 +27,8 @@ func PreDeployID(unit string, revision int64) string {
 
 const preDeployTail = "-pre"
 
-// IsPreDeploy reports whether an id is that of a controller which runs before a revision. Its pods count for no service.
+// IsPreDeploy reports whether an id is that of a controller which runs before a revision. Its pods count for no
+// service.
 func IsPreDeploy(id string) bool { return UnitOf(id) != id && strings.HasSuffix(id, preDeployTail) }
 
 // UnitsOf returns the units of some controllers, each once, in the order of the controllers.

@@ -40,10 +40,10 @@ func (s *db) inChargeOf(service string, found map[string]consul.Pair) InCharge {
 	return now
 }
 
-// ReleaseMutator takes a controller away from a rollout of a service that is not in charge any more: it is as was read. Nothing else of
-// the record changes, nor does its generation: what was found running stays as it is (R2). A controller without a service is that of a
-// pre_deploy: it is disabled, so that its program, which may have run, does not run again; one that runs goes on to its end. It returns
-// like Commit.
+// ReleaseMutator takes a controller away from a rollout of a service that is not in charge any more: it is as was read.
+// Nothing else of the record changes, nor does its generation: what was found running stays as it is (R2). A controller
+// without a service is that of a pre_deploy: it is disabled, so that its program, which may have run, does not run
+// again; one that runs goes on to its end. It returns like Commit.
 func (t *Owners) ReleaseMutator(ctx context.Context, f Fence, rec Rec[rc.RC], service string, was InCharge, schemaIndex uint64, a Audit) error {
 	next := rec.Value
 	next.Mutator, next.Disabled = "", next.Disabled || next.Service == nil

@@ -12,7 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Unit is all that a look at a unit reads first, at one moment (ADR 29). Whatever is read later is at least as new as its bell and its drops.
+// Unit is all that a look at a unit reads first, at one moment (ADR 29). Whatever is read later is at least as new as
+// its bell and its drops.
 type Unit struct {
 	ID        string
 	BellIndex uint64 // zero: there is no bell
@@ -37,8 +38,8 @@ type Head struct {
 // Exists reports whether the controller has a record, readable or not.
 func (h *Head) Exists() bool { return !errors.Is(h.Err, ErrNotFound) }
 
-// Owned reports whether the owner of the unit has something to do with the controller: it has a record, or somebody asks about what it left
-// behind. Other pods without a record are left alone (P4).
+// Owned reports whether the owner of the unit has something to do with the controller: it has a record, or somebody
+// asks about what it left behind. Other pods without a record are left alone (P4).
 func (h *Head) Owned() bool { return h.Exists() || len(h.Requests) > 0 }
 
 // ReadUnit reads a unit with all of its controllers, and the rollout in charge of a service; an empty name: of none.
@@ -52,7 +53,8 @@ func (t *Passes) ReadUnit(ctx context.Context, unit, service string, consistent 
 
 func (t *underLock) unitKeys(unit, service string) consul.Reading {
 	r := consul.Reading{
-		// The unit's own record and status are those of a controller without a service; what is below a prefix does not include them.
+		// The unit's own record and status are those of a controller without a service; what is below a prefix does not
+		// include them.
 		Keys: []string{t.keys.Bells.Key(unit), t.keys.Drops.Key(unit), t.keys.RCs.Key(unit), t.keys.Statuses.Key(unit)},
 		Prefixes: []string{
 			t.keys.RCs.OfUnit(unit), t.keys.Statuses.OfUnit(unit), t.keys.Requests.OfUnit(unit), t.keys.Pods.OfUnit(unit), t.keys.Drops.Below(unit),
@@ -120,8 +122,8 @@ func (t *underLock) addTo(u *Unit, p consul.Pair) {
 	}
 }
 
-// Latest returns the id of the controller whose labels decide which farms may own the unit: that of the highest revision. Of controllers that cannot
-// be read it is the last one; "" where no controller has a record.
+// Latest returns the id of the controller whose labels decide which farms may own the unit: that of the highest
+// revision. Of controllers that cannot be read it is the last one; "" where no controller has a record.
 func (u *Unit) Latest() string {
 	latest, number := "", int64(-1)
 	for id, h := range u.Heads {
@@ -139,7 +141,8 @@ func (u *Unit) Latest() string {
 	return latest
 }
 
-// IDs returns the controllers of the unit, the highest revision first and those that run before one, or have no record, last.
+// IDs returns the controllers of the unit, the highest revision first and those that run before one, or have no record,
+// last.
 func (u *Unit) IDs() []string {
 	ids := make([]string, 0, len(u.Heads))
 	for id := range u.Heads {
@@ -155,8 +158,8 @@ func (u *Unit) IDs() []string {
 	return ids
 }
 
-// UnitRC reads the record of the controller whose labels decide which farms may own a unit; see Unit.Latest. It returns ErrNotFound where the
-// unit has no controller.
+// UnitRC reads the record of the controller whose labels decide which farms may own a unit; see Unit.Latest. It returns
+// ErrNotFound where the unit has no controller.
 func (t *underLock) UnitRC(ctx context.Context, unit string) (Rec[rc.RC], error) {
 	r := consul.Reading{Keys: []string{t.keys.RCs.Key(unit)}, Prefixes: []string{t.keys.RCs.OfUnit(unit)}}
 	found, below, err := t.merged.Read(ctx, r, consul.Default)

@@ -42,8 +42,8 @@ func write(t *testing.T, st *Store, ops ...consul.Op) {
 
 const testUnit = "01hzzzzzzzzzzzzzzzzzzzwebs"
 
-// What is read of a unit: its bell and drops, and of each of its controllers the record, status, requests and placements, readable or not. What
-// belongs to another unit is not among it, also where its id begins alike.
+// What is read of a unit: its bell and drops, and of each of its controllers the record, status, requests and
+// placements, readable or not. What belongs to another unit is not among it, also where its id begins alike.
 func TestReadUnit(t *testing.T) {
 	t.Parallel()
 	for _, unit := range []string{testUnit, "web"} {
@@ -101,8 +101,8 @@ func TestReadUnit(t *testing.T) {
 	}
 }
 
-// A batch lands only while the records of the unit's other controllers are as they were, and nothing has dropped. Only the latter is told
-// apart, as it can be sent again.
+// A batch lands only while the records of the unit's other controllers are as they were, and nothing has dropped. Only
+// the latter is told apart, as it can be sent again.
 func TestABatchDependsOnItsUnit(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
