@@ -511,6 +511,28 @@ func TestALostPodIsNotAvailable(t *testing.T) {
 	}
 }
 
+// Where a node's record cannot be read, farms do not wait for stops there.
+func TestACopyThatStopsOnAnUnreadableNodeTakesNoRoom(t *testing.T) {
+	t.Parallel()
+	const rule = "P6 above the surge"
+	for value, violated := range map[string]bool{`["` + HostileMark + `"]`: false, "": true} {
+		w := newWorld(t)
+		w.pod = w.txn(w.fenced(
+			kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod), kv("set", intentN1, told(stopped, 20)))...)
+		if value != "" {
+			w.txn(kv("lock", "nodes/0/n1", json.RawMessage(value)).by("s-n1"))
+		}
+		for i := 1; i < 3; i++ {
+			p := placed("n2", running, 30)
+			p["index"], p["ports"] = i, nil
+			w.txn(w.fenced(kv("cas", fmt.Sprintf("pods/c/main.%d", i), p))...)
+		}
+		if found := w.verdict().Count(); (found[rule] > 0) != violated {
+			t.Errorf("a record of %q: found %v", value, found)
+		}
+	}
+}
+
 // A report that cannot be read says of no copy that it is available.
 func TestACopyWithAnUnreadableReportIsNotAvailable(t *testing.T) {
 	t.Parallel()

@@ -93,10 +93,10 @@ func (j *judgement) wasHit(machine string, from, to int64) bool {
 
 // away is what is known of nodes without a preparer, by name, in unix nanoseconds: when they were last seen so and when their machines
 // were last lost; since when they are so, and lost, without a break; missing where they are not.
-type away struct{ dead, gone, free, lost map[string]int64 }
+type away struct{ dead, gone, free, lost, unread map[string]int64 }
 
 func newAway() away {
-	return away{dead: map[string]int64{}, gone: map[string]int64{}, free: map[string]int64{}, lost: map[string]int64{}}
+	return away{dead: map[string]int64{}, gone: map[string]int64{}, free: map[string]int64{}, lost: map[string]int64{}, unread: map[string]int64{}}
 }
 
 // see notes which nodes are away after an entry of the log.
@@ -105,6 +105,9 @@ func (a *away) see(s *state, at int64) {
 		n := k.nodeRecord()
 		if n == nil {
 			continue
+		}
+		if k.hostile() {
+			a.unread[n.Name] = at
 		}
 		if k.Session != "" {
 			delete(a.free, n.Name)

@@ -170,10 +170,12 @@ func (j *judgement) belowSurge(w *Write, rc *controller) {
 	}
 }
 
-// inUse returns how many copies of a pod count against desired + surge. A node that came back a moment ago may still be away
-// for the farm: nothing tells it sooner, and where it is wrong it only places what it would have placed anyway.
+// inUse returns how many copies of a pod count against desired + surge. A node whose record cannot be read is left out by farms, like one
+// that is away. One that came back a moment ago may still be away for the farm: nothing tells it sooner, and where it is wrong it only places what it would have placed anyway.
 func (j *judgement) inUse(w *Write, p *placement) int {
-	lives := func(node string) bool { return w.state.alive(node) && !j.recently(w, j.away.dead[node]) }
+	lives := func(node string) bool {
+		return w.state.alive(node) && !j.recently(w, j.away.dead[node]) && !j.recently(w, j.away.unread[node])
+	}
 	n := 0
 	if p.RunState == running && !j.recently(w, j.away.gone[p.Node]) && !w.state.lost(p.Node, p.LostSince != nil) || p.RunState == stopped && lives(p.Node) {
 		n++
