@@ -60,6 +60,7 @@ func (ps *writer) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, e
 		batches[0].Rollout = "" // no runner has to look: what is asked for comes with another status soon
 	}
 	ps.auditVoid(batches[0], plan)
+	ps.stale = true
 	// The first carries the pass's audit record and status: nothing else is written unless it lands.
 	if err := ps.commitLeaving(ctx, batches[0]); err != nil {
 		return 0, err

@@ -84,7 +84,6 @@ func (f *Farm) observe() {
 func (ps *writer) commit(ctx context.Context, b *batch) error {
 	untold := ps.untold(b)
 	b.Indexed = len(untold) > 0
-	ps.stale = true
 	err := ps.kit.writes.Commit(ctx, &b.Batch)
 	ps.kit.metrics.committed(b.actions, err)
 	ps.kit.usage.wrote(b.Reservations, err == nil, time.Now())

@@ -39,6 +39,7 @@ func (ps *writer) sayUnreadable(ctx context.Context, head store.Head, failure er
 	})
 	if statusDiffers(head.Status, &st) {
 		write := &batch{Batch: store.Batch{Fence: ps.mem.fence, RCID: ps.id, RCIndex: head.RC.Index, Status: &st}}
+		ps.stale = true
 		if err := ps.commit(ctx, write); err != nil {
 			return ps.unit.afterFailure(ctx, err)
 		}
