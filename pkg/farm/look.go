@@ -52,10 +52,8 @@ func (u *unit) passes(ctx context.Context, v *view, consistent bool) (again time
 	var errs []error
 	wrote, awaits := false, false
 	for _, id := range v.IDs() {
-		if v.stale {
-			if v, err = u.read(ctx, consistent || u.consistent); err != nil {
-				return 0, false, errors.Join(append(errs, err)...)
-			}
+		if v, err = u.fresh(ctx, v, consistent); err != nil {
+			return 0, false, errors.Join(append(errs, err)...)
 		}
 		h := v.Heads[id]
 		if h == nil || !h.Owned() {
@@ -89,6 +87,21 @@ func (u *unit) passes(ctx context.Context, v *view, consistent bool) (again time
 		again = time.Millisecond
 	}
 	return again, waits, errors.Join(errs...)
+}
+
+// fresh returns the view, or another one where something of it was written. Where a write may linger the fence moves
+// before anything is read (R9).
+func (u *unit) fresh(ctx context.Context, v *view, consistent bool) (*view, error) {
+	if u.unsure {
+		if err := u.bump(ctx); err != nil {
+			return nil, err
+		}
+		v.stale = true
+	}
+	if !v.stale {
+		return v, nil
+	}
+	return u.read(ctx, consistent || u.consistent)
 }
 
 // settle takes in which controllers there are, and gives up those that have no record any more. Their pods, if any, run

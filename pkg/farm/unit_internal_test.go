@@ -1,6 +1,8 @@
 package farm
 
 import (
+	"context"
+	"errors"
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -20,6 +22,42 @@ func unitOver(k *kit, id string, fence store.Fence) *unit {
 // passOver returns a pass over the controller of such a unit.
 func passOver(u *unit) *pass {
 	return u.known(u.id).newPass(&view{Unit: store.Unit{ID: u.id, Heads: map[string]*store.Head{u.id: {}}}})
+}
+
+// unmoved is a lock whose fence does not move, under which nothing may be read then.
+type unmoved struct {
+	Ownership
+	Reads
+	t *testing.T
+}
+
+var errUnmoved = errors.New("Consul does not answer")
+
+func (unmoved) Bump(context.Context, store.Fence) (store.Fence, error) {
+	return store.Fence{}, errUnmoved
+}
+
+func (l unmoved) ReadUnit(context.Context, string, string, bool) (store.Unit, error) {
+	l.t.Error("the unit was read while a write may linger")
+	return store.Unit{}, nil
+}
+
+// After a write of unknown outcome no other controller of the unit is looked at before the fence has moved (R9).
+func TestNothingIsReadBeforeTheFenceHasMoved(t *testing.T) {
+	t.Parallel()
+	at := unmoved{t: t}
+	u := unitOver(&kit{lock: at, reads: at}, "web", store.Fence{})
+	u.unsure = true
+	for _, stale := range []bool{false, true} {
+		if v, err := u.fresh(t.Context(), &view{stale: stale}, false); v != nil || !errors.Is(err, errUnmoved) {
+			t.Errorf("%+v, %v", v, err)
+		}
+	}
+	u.unsure = false
+	v := &view{}
+	if same, err := u.fresh(t.Context(), v, false); same != v || err != nil {
+		t.Errorf("%+v, %v", same, err)
+	}
 }
 
 // A look is spared only where the unit's bell has not rung since the last one.
