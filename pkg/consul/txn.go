@@ -292,9 +292,6 @@ type Reading struct {
 	Prefixes []string
 }
 
-// Operations is how many operations of a transaction it takes.
-func (r Reading) Operations() int { return len(r.Keys) + 2*len(r.Prefixes) }
-
 func (r Reading) ops() []Op {
 	ops := make([]Op, 0, len(r.Keys)+2*len(r.Prefixes))
 	for _, key := range r.Keys {

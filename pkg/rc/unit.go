@@ -22,14 +22,8 @@ func RevisionID(unit string, revision int64) string { return fmt.Sprintf("%s-%d"
 
 // PreDeployID returns the id of the controller that runs before a service's revision.
 func PreDeployID(unit string, revision int64) string {
-	return RevisionID(unit, revision) + preDeployTail
+	return RevisionID(unit, revision) + "-pre"
 }
-
-const preDeployTail = "-pre"
-
-// IsPreDeploy reports whether an id is that of a controller which runs before a revision. Its pods count for no
-// service.
-func IsPreDeploy(id string) bool { return UnitOf(id) != id && strings.HasSuffix(id, preDeployTail) }
 
 // UnitsOf returns the units of some controllers, each once, in the order of the controllers.
 func UnitsOf(ids []string) []string {
