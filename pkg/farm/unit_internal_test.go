@@ -31,7 +31,7 @@ type unmoved struct {
 	t *testing.T
 }
 
-var errUnmoved = errors.New("Consul does not answer")
+var errUnmoved = errors.New("the fence has not moved")
 
 func (unmoved) Bump(context.Context, store.Fence) (store.Fence, error) {
 	return store.Fence{}, errUnmoved
