@@ -163,7 +163,7 @@ func (w *world) roll(ctx context.Context, service string, rev int64, replicas in
 	}
 	stages = 1
 	err = sparingly(ctx, began, func() error {
-		rec, err := w.store.Rollouts.Get(ctx, store.Consistent, service)
+		rec, err := w.store.Rollouts.Get(ctx, store.Consistent, d.Rollout.Value.Unit())
 		switch {
 		case errors.Is(err, store.ErrNotFound):
 			took = time.Since(began)
@@ -194,12 +194,13 @@ func (w *world) rolled(ctx context.Context, d *store.Deploy, replicas int) error
 
 // rollAll is roll for many services at once. One look is at all of them: fifty who look, each for itself, would be as busy as the farm.
 func (w *world) rollAll(ctx context.Context, services []string, rev int64, replicas int) (took time.Duration, stages int, err error) {
-	begins := make([]store.Deploy, len(services))
+	begins, units := make([]store.Deploy, len(services)), make([]string, len(services))
 	for i, service := range services {
 		if begins[i], err = w.deployment(ctx, service, rev, replicas); err != nil {
 			return 0, 0, err
 		}
 		stages += begins[i].Rollout.Value.Stages
+		units[i] = begins[i].Rollout.Value.Unit()
 	}
 	began := time.Now()
 	group, groupCtx := errgroup.WithContext(ctx)
@@ -214,14 +215,14 @@ func (w *world) rollAll(ctx context.Context, services []string, rev int64, repli
 		if err != nil {
 			return err
 		}
-		if left := len(slices.DeleteFunc(keys, func(key string) bool { return !slices.Contains(services, path.Base(key)) })); left > 0 {
+		if left := len(slices.DeleteFunc(keys, func(key string) bool { return !slices.Contains(units, path.Base(key)) })); left > 0 {
 			return fmt.Errorf("%d of %d rollouts are under way", left, len(services))
 		}
 		took = time.Since(began)
 		return nil
 	})
 	if err != nil {
-		return 0, 0, errors.Join(err, w.underWay(context.WithoutCancel(ctx), services))
+		return 0, 0, errors.Join(err, w.underWay(context.WithoutCancel(ctx), units))
 	}
 	for i := range begins {
 		if err := w.rolled(ctx, &begins[i], replicas); err != nil {
@@ -232,12 +233,12 @@ func (w *world) rollAll(ctx context.Context, services []string, rev int64, repli
 }
 
 // underWay says where rollouts are that have not ended in time.
-func (w *world) underWay(ctx context.Context, services []string) error {
+func (w *world) underWay(ctx context.Context, units []string) error {
 	var all []error
-	for _, service := range services {
-		if rec, err := w.store.Rollouts.Get(ctx, store.Consistent, service); err == nil {
+	for _, unit := range units {
+		if rec, err := w.store.Rollouts.Get(ctx, store.Consistent, unit); err == nil {
 			r := &rec.Value
-			all = append(all, fmt.Errorf("the rollout of %s is %s in stage %d of %d, phase %s: %s", service, r.State, r.Stage, r.Stages, r.Phase, r.Reason))
+			all = append(all, fmt.Errorf("the rollout of %s is %s in stage %d of %d, phase %s: %s", r.Service, r.State, r.Stage, r.Stages, r.Phase, r.Reason))
 		}
 	}
 	return errors.Join(all...)

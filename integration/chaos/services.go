@@ -88,7 +88,7 @@ func (d *deployer) act(ctx context.Context) (what string, err error) {
 	n := leastPods + d.rng.IntN(mostPods-leastPods+1)
 	bad := d.rng.IntN(5) == 0
 	name := serviceName(i)
-	rec, err := d.c.stores[d.rng.IntN(servers)].Rollouts.Get(ctx, store.Consistent, name)
+	rec, err := d.c.stores[d.rng.IntN(servers)].Deployments.RolloutOf(ctx, name)
 	none := errors.Is(err, store.ErrNotFound)
 	if err != nil && !none {
 		return "read a rollout", err
@@ -225,7 +225,7 @@ func (d *deployer) finish(ctx context.Context, healed time.Time) error {
 	var errs []error
 	for i := range serviceCount {
 		name := serviceName(i)
-		rec, err := d.c.stores[rand.IntN(servers)].Rollouts.Get(ctx, store.Consistent, name)
+		rec, err := d.c.stores[rand.IntN(servers)].Deployments.RolloutOf(ctx, name)
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			errs = append(errs, err)
 			continue
@@ -259,7 +259,7 @@ func (d *deployer) deleteLeftPreDeploys(ctx context.Context) error {
 		if !strings.HasSuffix(r.Name, "-pre-deploy") || !found || r.DeletedAt != nil {
 			continue
 		}
-		switch _, err := st.Rollouts.Get(ctx, store.Consistent, service); {
+		switch _, err := st.Deployments.RolloutOf(ctx, service); {
 		case errors.Is(err, store.ErrNotFound):
 			errs = append(errs, fmt.Errorf("%s is left without its rollout", r.Name), d.c.rcctl(ctx, "rc", "delete", r.Name, "--force", "--allow-mass-stop"))
 		case err != nil:

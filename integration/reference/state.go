@@ -19,7 +19,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/janitor"
 	"github.com/rcfarm/rcfarm/pkg/farm/push"
-	"github.com/rcfarm/rcfarm/pkg/farm/runner"
+	"github.com/rcfarm/rcfarm/pkg/farm/roll"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -33,7 +33,7 @@ func metrics(prefix string) (string, error) {
 	farm.NewMetrics(reg)
 	alert.NewHookMetrics(reg)
 	push.NewMetrics(reg)
-	runner.NewMetrics(reg)
+	roll.NewMetrics(reg)
 	janitor.NewMetrics(reg)
 	preparer.NewMetrics(reg)
 	families, err := reg.Gather()

@@ -17,7 +17,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/janitor"
 	"github.com/rcfarm/rcfarm/pkg/farm/push"
-	"github.com/rcfarm/rcfarm/pkg/farm/runner"
+	"github.com/rcfarm/rcfarm/pkg/farm/roll"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/internal/webhook"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -122,7 +122,7 @@ type Farm struct {
 	*base
 	cfg       FarmConfig
 	metrics   *farm.Metrics
-	counts    *runner.Metrics // of rollouts
+	counts    *roll.Metrics // of rollouts
 	cleaned   *janitor.Metrics
 	debug     *obs.DebugServer
 	pusher    *push.Pusher
@@ -143,7 +143,7 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	}
 	reg := obs.NewRegistry()
 	b.obstacles = b.newObstacles(reg, "farm")
-	f := &Farm{base: b, cfg: cfg, metrics: farm.NewMetrics(reg), counts: runner.NewMetrics(reg), cleaned: janitor.NewMetrics(reg)}
+	f := &Farm{base: b, cfg: cfg, metrics: farm.NewMetrics(reg), counts: roll.NewMetrics(reg), cleaned: janitor.NewMetrics(reg)}
 	f.sender, err = newNodeSender(cfg.Nodes)
 	if err == nil {
 		b.undo = append(b.undo, f.sender.close)
@@ -207,22 +207,16 @@ func (f *Farm) own(ctx context.Context) error {
 	}
 	return f.client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
 		session := f.store.FarmSession(s, f.cfg.ID)
-		var carrier *runner.Runner
 		worker := farm.NewFarm(farm.Config{
 			ID: f.cfg.ID, Version: Version, Store: session, Log: f.log, Alerter: f.cfg.Alerter,
 			RCSelector: selector, Scheduler: f.cfg.Scheduler,
 			TTL: f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(), MetricsLabel: f.cfg.MetricsLabel, Tell: f.pusher.Tell,
-			OnMembers: func() { carrier.MembersChanged() }, OnStatus: func(service string, index uint64) { carrier.Ring(service, index) },
-		})
-		carrier = runner.New(runner.Config{
-			ID: f.cfg.ID, Store: session, Log: f.log, Metrics: f.counts, Ask: webhook.Ask, Alerter: f.cfg.Alerter,
-			Members: worker.MemberRecords, WentBack: worker.WentBack, Changed: worker.Changed,
-			Alerting: func(service string, active []rc.ConditionType) { f.metrics.Alerting("rollouts/"+service, active) },
+			Rollouts: f.counts, Ask: webhook.Ask,
 		})
 		defer f.readiness.begin(worker.Ready)()
 		f.worker.Store(worker)
 		leader := f.store.Leader(f.cfg.ID, election.Commit)
-		return together(ctx, worker.Start, carrier.Start, func(ctx context.Context) error {
+		return together(ctx, worker.Start, func(ctx context.Context) error {
 			select {
 			case <-worker.Joined():
 			case <-ctx.Done():
@@ -230,7 +224,6 @@ func (f *Farm) own(ctx context.Context) error {
 			}
 			return f.takePart(ctx, s, worker,
 				func(ctx context.Context) error { return worker.Lead(ctx, leader) },
-				func(ctx context.Context) error { return carrier.Lead(ctx, leader) },
 				janitor.New(janitor.Config{Records: leader, Log: f.log}).Run,
 				janitor.NewForgetter(janitor.ForgetConfig{
 					Farm: f.cfg.ID, Graves: leader, Nodes: worker.Nodes, Ready: worker.Ready, After: f.cfg.ForgetNodeAfter, Log: f.log, Metrics: f.cleaned,

@@ -295,7 +295,9 @@ type Reading struct {
 func (r Reading) ops() []Op {
 	ops := make([]Op, 0, len(r.Keys)+2*len(r.Prefixes))
 	for _, key := range r.Keys {
-		ops = append(ops, op(api.KVGetOrEmpty, key, nil, 0, ""))
+		if !slices.Contains(r.Prefixes, key) { // it is read as a prefix is
+			ops = append(ops, op(api.KVGetOrEmpty, key, nil, 0, ""))
+		}
 	}
 	for _, prefix := range r.Prefixes {
 		ops = append(ops, op(api.KVGetOrEmpty, prefix, nil, 0, ""), op(api.KVGetTree, prefix, nil, 0, ""))

@@ -56,11 +56,7 @@ func (c *Client) Commit(ctx context.Context, d *record.Draft) error {
 	}
 	lines := append([]string{fmt.Sprintf("service %s: revision %d", d.Service, d.Deployed.Revision)}, d.Audit...)
 	err := c.Store.Deployments.DeployDraft(ctx, d, store.NewAudit(c.Who, cmp.Or(c.What, "deploy"), d.Deployed.RC, append(lines, d.Steps...)))
-	var running *store.RunningError
-	switch {
-	case errors.As(err, &running):
-		return &plan.RefusedError{Service: d.Service, Reason: running.Error(), Do: "it lets go of it when it has seen that there is none; try again"}
-	case errors.Is(err, store.ErrConflict):
+	if errors.Is(err, store.ErrConflict) {
 		return fmt.Errorf("%w: %w", plan.ErrChanged, err)
 	}
 	return err
@@ -118,7 +114,7 @@ func (c *Client) Ended(ctx context.Context, service, id string) (*plan.RolloutEr
 	if id == "" {
 		return nil, nil
 	}
-	rec, err := c.Store.Rollouts.Get(ctx, store.Consistent, service)
+	rec, err := c.Store.Deployments.RolloutOf(ctx, service)
 	switch {
 	case err == nil && rec.Value.ID == id && !rec.Value.State.Ended():
 		return nil, nil

@@ -56,17 +56,14 @@ func (ps *writer) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, e
 	if differs && last == nil {
 		batches[0].Status = &plan.Status
 	}
-	if ps.asked(plan, changesIn(batches)) {
-		batches[0].Rollout = "" // no runner has to look: what is asked for comes with another status soon
-	}
 	ps.auditVoid(batches[0], plan)
-	ps.stale = true
+	was := ps.stale
+	ps.stale = true // until all have landed
 	// The first carries the pass's audit record and status: nothing else is written unless it lands.
 	if err := ps.commitLeaving(ctx, batches[0]); err != nil {
 		return 0, err
 	}
 	wrote = batches[0].changes
-	ps.tellRunner(batches[0])
 	errs := make([]error, len(batches))
 	var group errgroup.Group
 	group.SetLimit(inFlight)
@@ -87,14 +84,20 @@ func (ps *writer) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, e
 			return wrote, e
 		}
 	}
-	if err := joined(errs); err != nil || last == nil || !differs {
+	if err := joined(errs); err != nil {
 		return wrote, err
 	}
-	last.Status = &plan.Status
-	if err := ps.commit(ctx, last); err != nil {
-		return wrote, err
+	if last != nil && differs {
+		last.Status = &plan.Status
+		if err := ps.commit(ctx, last); err != nil {
+			return wrote, err
+		}
+		batches = append(batches, last)
 	}
-	ps.tellRunner(last)
+	for _, b := range batches {
+		ps.landed(&b.Batch)
+	}
+	ps.stale = was
 	return wrote, nil
 }
 
@@ -115,7 +118,7 @@ func (ps *writer) next(plan *reconcile.Plan) *reconcile.Plan {
 }
 
 // forgetsLater reports whether a plan that only forgets pods which have stopped is left to a later look: others stop still, and their nodes most
-// likely confirm that soon. All are forgotten in one write then, which tells the runner of a rollout once. That waits as long as the status may which comes
+// likely confirm that soon. All are forgotten in one write then. That waits as long as the status may which comes
 // with it; the plan has that status then.
 func (ps *writer) forgetsLater(plan, next *reconcile.Plan) bool {
 	if next == nil || next.Status.Stopping == 0 {
@@ -149,13 +152,6 @@ func changesIn(batches []*batch) (n int) {
 		n += b.changes
 	}
 	return n
-}
-
-// tellRunner tells the runner of a rollout of a status that was written.
-func (ps *writer) tellRunner(b *batch) {
-	if b.Rollout != "" && b.Status != nil && ps.kit.onStatus != nil {
-		ps.kit.onStatus(b.Rollout, b.Landed)
-	}
 }
 
 // auditVoid adds the requests that a batch answers without carrying them out to its audit record.
@@ -198,7 +194,7 @@ const maxAnswered = 32
 
 // newBatch returns a pass's first batch, which reports and answers besides, or with a nil plan a later one.
 func (ps *writer) newBatch(plan *reconcile.Plan) *batch {
-	b := &batch{Batch: store.Batch{Fence: ps.mem.fence, RCID: ps.id, RCIndex: ps.head.RC.Index, Beside: ps.beside(), Rollout: ps.head.RC.Value.Rollout()}}
+	b := &batch{Batch: store.Batch{Fence: ps.mem.fence, RCID: ps.id, RCIndex: ps.head.RC.Index, Beside: ps.beside()}}
 	if ps.minimum != nil {
 		b.Newest = ps.minimum.newest() // or another one: see commitLeaving
 	}

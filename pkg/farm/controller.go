@@ -37,6 +37,7 @@ type ReplicationController struct {
 
 // look makes one pass over the controller. It returns when to look again even if nothing rings.
 func (c *ReplicationController) look(ctx context.Context, v *view) (again time.Duration, err error) {
+	c.memory.found = nil
 	ps := c.newPass(v)
 	err = contain.Do(func() (err error) {
 		again, err = ps.run(ctx)
@@ -62,7 +63,7 @@ func (c *ReplicationController) suffers(ctx context.Context, ps *pass, panicked 
 		if err := c.unit.bump(ctx); err != nil {
 			return err
 		}
-		now, err := c.kit.reads.ReadUnit(ctx, c.unit.id, "", true)
+		now, err := c.kit.reads.ReadUnit(ctx, c.unit.id, true)
 		if err != nil {
 			return err
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 	"github.com/rcfarm/rcfarm/pkg/farm/push"
+	"github.com/rcfarm/rcfarm/pkg/farm/roll"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/internal/contain"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -29,7 +30,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Config is what a farm needs under one session: its controllers, without rollouts and without cleaning up. A whole farm, with one session
+// Config is what a farm needs under one session: its units, without cleaning up. A whole farm, with one session
 // after the other, is app.Farm; a program that only wants a scheduler of its own sets app.FarmConfig.Scheduler. Zero durations and counts
 // mean the defaults.
 type Config struct {
@@ -42,10 +43,8 @@ type Config struct {
 	Metrics      *Metrics            // nil: nothing is counted
 	MetricsLabel string              // of controllers, by whose values the leader counts replicas; empty: all together
 	Address      string              // of the daemon's debug server, for the member record; may be empty
-	OnMembers    func()              // called whenever the living farms have changed; may be nil
-	// OnStatus is called when the status of a controller that a service's rollout is in charge of was written; may be nil. Its bell rings
-	// too, at that index: this is only faster.
-	OnStatus func(service string, index uint64)
+	Rollouts     *roll.Metrics       // nil: nothing of rollouts is counted
+	Ask          roll.Ask            // how gates of rollouts are asked; nil: none can be, which is a no
 	// Tell hands over what a node is to be told that has no standing query on its intents, and waits for nothing; nil: none is told.
 	Tell func(to push.Target, r scale.Request)
 
@@ -84,6 +83,14 @@ func (c *Config) setDefaults() {
 	}
 	if c.Metrics == nil {
 		c.Metrics = NewMetrics(prometheus.NewRegistry()) // which nobody asks
+	}
+	if c.Rollouts == nil {
+		c.Rollouts = roll.NewMetrics(prometheus.NewRegistry())
+	}
+	if c.Ask == nil {
+		c.Ask = func(context.Context, string, time.Duration, any) error {
+			return errors.New("this program asks no gates")
+		}
 	}
 	if c.Alerter == nil {
 		c.Alerter = alert.Log{Logger: c.Log}
@@ -203,6 +210,7 @@ func (f *Farm) Start(ctx context.Context) error {
 	}
 	close(f.joined)
 	defer f.cfg.Metrics.reset()
+	defer f.cfg.Rollouts.Reset()
 	f.cfg.Store.OnSpoiled(func(kind string, parts int) { f.cfg.Metrics.spoiled.WithLabelValues(kind).Add(float64(parts)) })
 	group, ctx := errgroup.WithContext(ctx)
 	f.cache.watch(ctx, group)
@@ -231,7 +239,11 @@ func (f *Farm) Start(ctx context.Context) error {
 		group.Go(func() error { return f.tellLeaderless(ctx) })
 		return f.sweepLoop(ctx)
 	})
-	return group.Wait()
+	err := group.Wait()
+	for _, u := range f.roster.units() {
+		u.rolling.gate.Stop()
+	}
+	return err
 }
 
 // member is the farm's own record.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/push"
+	"github.com/rcfarm/rcfarm/pkg/farm/roll"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -30,11 +31,9 @@ type ReplicationControllerStore interface {
 
 // Reads are what a look reads: the unit, and then everything else together.
 type Reads interface {
-	ReadUnit(ctx context.Context, unit, service string, consistent bool) (store.Unit, error)
+	ReadUnit(ctx context.Context, unit string, consistent bool) (store.Unit, error)
 	DropsOf(ctx context.Context, unit string) (store.Drops, error)
 	ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error)
-	// RolloutInCharge is how an owner learns of the rollout in charge of its controller (ADR 16).
-	RolloutInCharge(ctx context.Context, service string, consistent bool) (store.InCharge, error)
 }
 
 // Lists are what a pass looks at once more, where it must be sure.
@@ -48,19 +47,19 @@ type Lists interface {
 // Writes are how a pass changes the records.
 type Writes interface {
 	Commit(ctx context.Context, b *store.Batch) error
+	CommitRollout(ctx context.Context, s *store.RolloutStep) (index uint64, err error)
 	HeadLoad(b *store.Batch, reports bool) store.Load
 	LoadOf(rcID string, p *store.Part) store.PartLoad
 	Ring(ctx context.Context, rcID string) error
 	MakeDrops(ctx context.Context, unit string) error
 }
 
-// Ownership is what an owner does with its unit as a whole: it moves the fence, gives the lock up, removes what a deleted
-// controller leaves, and takes a controller away from a rollout that is not in charge any more.
+// Ownership is what an owner does with its unit as a whole: it moves the fence, gives the lock up, and removes what a
+// deleted controller leaves.
 type Ownership interface {
 	Bump(ctx context.Context, f store.Fence) (store.Fence, error)
 	Release(ctx context.Context, unit string, f store.Fence) error
-	Abandon(ctx context.Context, f store.Fence, gone []string, free bool) error
-	ReleaseMutator(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], service string, was store.InCharge, schemaIndex uint64, a store.Audit) error
+	Abandon(ctx context.Context, f store.Fence, gone []string, left *store.Unit) error
 	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], last, schemaIndex uint64, a store.Audit) error
 }
 
@@ -72,6 +71,8 @@ type fleet interface {
 	claimsMore(ctx context.Context) (bool, error)
 	// roomFreed is told that a controller's batches gave room back.
 	roomFreed(rcID string)
+	// enqueue asks for a look at a unit, for another reason than its bell.
+	enqueue(unit string)
 }
 
 // kit is what all passes of a farm work with. Nothing in it knows the farm: each part is a small type with its own lock, or an interface.
@@ -79,9 +80,9 @@ type kit struct {
 	farm     string // id
 	log      obs.Logger
 	selector labels.Selector
-	onStatus func(service string, index uint64) // may be nil
-	tell     func(push.Target, scale.Request)   // nil: no node is told
-	slack    time.Duration                      // see reconcile.Snapshot
+	ask      roll.Ask                         // how gates of rollouts are asked
+	tell     func(push.Target, scale.Request) // nil: no node is told
+	slack    time.Duration                    // see reconcile.Snapshot
 
 	reads  Reads
 	lists  Lists
@@ -108,19 +109,20 @@ type kit struct {
 
 	resyncsLeft atomic.Int64 // resyncs of controllers that are claimed before the next sweep
 
-	teller  alert.Teller
-	metrics *Metrics
+	teller   alert.Teller
+	metrics  *Metrics
+	rollouts *roll.Metrics
 }
 
 // newKit makes the kit of a farm, in whose place it has what tells of the cluster and of the other controllers.
 func newKit(cfg *Config, log obs.Logger, cache *cache, fleet fleet, byLabel *scheduler.ByLabel) *kit {
 	k := &kit{
-		farm: cfg.ID, log: log, selector: cfg.RCSelector, onStatus: cfg.OnStatus, tell: cfg.Tell,
+		farm: cfg.ID, log: log, selector: cfg.RCSelector, ask: cfg.Ask, tell: cfg.Tell,
 		slack: field.ClockError + endGrace,
 		reads: cfg.Store, lists: cfg.Store, writes: cfg.Store, lock: cfg.Store, trip: cfg.Store,
 		cache: cache, fleet: fleet, nodeSync: &nodeSync{}, stops: newStopCounter(), manifests: newManifestCache(),
 		ledger: &scheduler.Ledger{}, scarcity: &scarcity{}, usage: &usageView{}, mismatched: &nodeSet{}, fresh: &nodeSet{}, byLabel: byLabel,
-		teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, metrics: cfg.Metrics,
+		teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, metrics: cfg.Metrics, rollouts: cfg.Rollouts,
 	}
 	k.resyncsLeft.Store(resyncsAtOnce)
 	k.outside, k.books = outsideOf(cfg)

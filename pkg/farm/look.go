@@ -40,17 +40,41 @@ func (u *unit) look(ctx context.Context) (again time.Duration, err error) {
 		// Without a bell nobody could tell us of a change, and no write could depend on there being none.
 		return time.Millisecond, u.kit.writes.Ring(ctx, u.id)
 	}
-	again, waits, err := u.passes(ctx, v, consistent)
+	again, waits, err := u.work(ctx, v, consistent)
 	if u.waits = waits; err == nil {
 		u.looks.Ended(map[string]uint64{u.id: bell})
 	}
 	return again, err
 }
 
-// passes makes a pass over each controller of a unit.
-func (u *unit) passes(ctx context.Context, v *view, consistent bool) (again time.Duration, waits bool, err error) {
+// work makes a pass over each controller of a unit, and the next step of its rollout from what these have found. After a step it makes
+// the passes once more.
+func (u *unit) work(ctx context.Context, v *view, consistent bool) (again time.Duration, waits bool, err error) {
+	again, waits, err = u.passes(ctx, &v, consistent)
+	if err != nil || v.Rollout.Index == 0 {
+		return again, waits, err
+	}
+	if v, err = u.fresh(ctx, v, consistent); err != nil {
+		return 0, false, err
+	}
+	stepped, after, err := u.roll(ctx, v)
+	if err != nil || !stepped {
+		return soonest(again, after), waits && after == 0, err
+	}
+	again, waits, err = u.passes(ctx, &v, consistent)
+	return soonest(again, after), waits && after == 0, err
+}
+
+// passes makes a pass over each controller of a unit. It leaves the view that the last of them has seen.
+func (u *unit) passes(ctx context.Context, seen **view, consistent bool) (again time.Duration, waits bool, err error) {
 	var errs []error
 	wrote, awaits := false, false
+	v := *seen
+	defer func() {
+		if v != nil {
+			*seen = v
+		}
+	}()
 	for _, id := range v.IDs() {
 		if v, err = u.fresh(ctx, v, consistent); err != nil {
 			return 0, false, errors.Join(append(errs, err)...)
@@ -60,8 +84,9 @@ func (u *unit) passes(ctx context.Context, v *view, consistent bool) (again time
 			continue // what is left of it belongs to nobody
 		}
 		c := u.meet(id, h)
+		before := v.writes
 		after, err := c.look(ctx, v)
-		waits, awaits, wrote = waits || c.memory.waits, awaits || c.memory.awaits, wrote || v.stale
+		waits, awaits, wrote = waits || c.memory.waits, awaits || c.memory.awaits, wrote || v.stale || v.writes > before
 		switch {
 		case err == nil:
 			again = soonest(again, after)
@@ -128,7 +153,11 @@ func (u *unit) settle(ctx context.Context, v *view) (gone bool, err error) {
 	if len(left) == 0 && !none {
 		return false, nil
 	}
-	if err := u.kit.lock.Abandon(ctx, u.fence, left, none); err != nil {
+	var alone *store.Unit
+	if none {
+		alone = &v.Unit
+	}
+	if err := u.kit.lock.Abandon(ctx, u.fence, left, alone); err != nil {
 		u.consistent = true // a record may be there after all
 		return false, u.afterFailure(ctx, err)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -27,7 +28,8 @@ type memory struct {
 
 	notified map[string]bool // what was told and is not stored yet, by alert.Tell.ID
 
-	reported time.Time // when a status was written last
+	reported time.Time  // when a status was written last
+	found    *rc.Status // what the last pass found, also where it was not written; nil: the pass failed
 }
 
 // maxUnfit is how many nodes without room are remembered for one pod: a scheduler that names more has to find room by itself.

@@ -83,7 +83,7 @@ func (f *Farm) observe() {
 // commit carries a batch out, counts it, and has the nodes told that do not watch: nothing else writes intents.
 func (ps *writer) commit(ctx context.Context, b *batch) error {
 	untold := ps.untold(b)
-	b.Indexed = len(untold) > 0
+	b.Indexed = len(untold) > 0 || ps.view.shared()
 	err := ps.kit.writes.Commit(ctx, &b.Batch)
 	ps.kit.metrics.committed(b.actions, err)
 	ps.kit.usage.wrote(b.Reservations, err == nil, time.Now())

@@ -158,6 +158,8 @@ func (f *Farm) handOverSome(ctx context.Context) error {
 // drop forgets a unit that is not ours any more.
 func (f *Farm) drop(id string) {
 	if u, _ := f.roster.get(id); u != nil {
+		u.rolling.gate.Stop()
+		f.cfg.Rollouts.Carries(id, "")
 		for _, c := range u.all() {
 			f.kit.forget(c.ID)
 		}

@@ -25,7 +25,6 @@ type reading struct {
 
 	*view                        // of the unit
 	head     store.Head          // of the controller, as the pass goes by it
-	rollout  store.InCharge      // where the record has a mutator
 	reported map[store.At]uint64 // indices of the realities
 	snapshot *reconcile.Snapshot
 	resync   bool
@@ -58,9 +57,6 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	if ps.consistent {
 		ps.writer.tellMissed()
 	}
-	if released, err := ps.releaseMutator(ctx); released || err != nil {
-		return time.Millisecond, err
-	}
 	plan, err := ps.decide(ctx)
 	if err != nil {
 		return 0, err
@@ -79,6 +75,9 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	}
 	wrote, err := ps.writer.apply(ctx, &plan)
 	ps.remember(&plan, wrote, err)
+	if err == nil {
+		ps.mem.found = &plan.Status
+	}
 	ps.mem.waits, ps.mem.awaits = ps.asked(&plan, wrote), plan.Status.Is(rc.WaitsForService)
 	ps.mem.noteConfirmed(ps.snapshot.Pods, &plan)
 	if wrote > 0 {

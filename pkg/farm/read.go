@@ -36,9 +36,7 @@ func (ps *reader) read(ctx context.Context) error {
 		Newer: ps.head.RC.Value.MadeInEpoch(ps.schema.Value.Epoch), Breaker: breakerReason(ps.breaker), Companions: ps.companions(),
 	}
 	ps.snapshot = s
-	if err := ps.readRollout(ctx); err != nil {
-		return err
-	}
+	ps.readRollout()
 	for _, rec := range ps.head.Placements {
 		s.Pods = append(s.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
 	}

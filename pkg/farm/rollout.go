@@ -2,56 +2,177 @@ package farm
 
 import (
 	"context"
-	"fmt"
+	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/farm/roll"
+	"github.com/rcfarm/rcfarm/pkg/internal/contain"
+	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// readRollout reads the rollout in charge, where there is one.
-func (ps *reader) readRollout(ctx context.Context) (err error) {
-	service := ps.head.RC.Value.Rollout()
-	if service == "" || ps.mem.recordless {
-		return nil
+// rolling is what the owner of a unit remembers of its rollout. Nothing is decided by it, but that a stage times out only after
+// this process has watched it for that long: the next owner goes on from the records.
+type rolling struct {
+	gate     roll.Gate
+	progress watched
+	panicked string // what the last look that panicked died of; it is told once
+}
+
+// watched is since when this process has seen a rollout without progress.
+type watched struct {
+	at    time.Time // of the progress, as the record says
+	since time.Time // by the clock that is never set
+}
+
+// see returns for how long the record has said that its last progress was at a time.
+func (w *watched) see(at, now time.Time) time.Duration {
+	if w.since.IsZero() || !at.Equal(w.at) {
+		w.at, w.since = at, now
 	}
-	if ps.view.Service == service {
-		ps.rollout = ps.InCharge
-	} else if ps.rollout, err = ps.kit.reads.RolloutInCharge(ctx, service, ps.consistent); err != nil {
+	return now.Sub(w.since)
+}
+
+// roll makes the next step of the unit's rollout, if there is one to make: it is decided from what the passes of this look have found,
+// and written alone. It reports whether a step was written, and when to look again.
+func (u *unit) roll(ctx context.Context, v *view) (stepped bool, again time.Duration, err error) {
+	if v.Rollout.Index == 0 || v.RolloutErr != nil {
+		u.kit.rollouts.Carries(u.id, "")
+		u.rolling.gate.Stop()
+		return false, 0, nil
+	}
+	err = contain.Do(func() (err error) {
+		stepped, again, err = u.step(ctx, v)
 		return err
+	})
+	if panicked := contain.Is(err); panicked != nil {
+		u.unsure = true // what it was about to write may land
+		u.rollSuffers(ctx, panicked)
+		return false, troubled, nil
 	}
-	if ps.rollout.Term == ps.head.RC.Value.Mutator {
-		ps.snapshot.RolloutIdle = rollout.State(ps.rollout.State).Idle()
-	}
-	return nil
+	return stepped, again, err
 }
 
-// forsaken reports whether the rollout that a record names is not in charge of it any more. One that cannot be read may be.
-func forsaken(r *rc.RC, now store.InCharge) bool {
-	return r.Mutator != "" && (now.Index == 0 || now.Term != "" && now.Term != r.Mutator)
+// step decides, and writes what was decided.
+func (u *unit) step(ctx context.Context, v *view) (stepped bool, again time.Duration, err error) {
+	seen, err := u.seen(ctx, v)
+	if err != nil {
+		return false, 0, err
+	}
+	before := v.Rollout.Value
+	u.kit.rollouts.Carries(u.id, before.State)
+	d := rollout.Decide(before, roll.Observe(seen))
+	if step := roll.StepOf(seen, &d, u.kit.farm); step != nil {
+		step.Fence = u.fence
+		index, err := u.kit.writes.CommitRollout(ctx, step)
+		u.kit.rollouts.Stepped(&before, &d, seen.Now, err)
+		if err != nil {
+			v.stale = true
+			return false, 0, u.afterFailure(ctx, err)
+		}
+		stepped = true
+		v.stepped(step, index)
+		log := u.log.WithField(obs.Service, before.Service).WithField("stage", d.Record.Stage).WithField("state", string(d.Record.State))
+		for _, line := range d.Audit {
+			log.Info(line)
+		}
+	}
+	if d.Ended {
+		u.kit.rollouts.Carries(u.id, "")
+		u.rolling.gate.Stop()
+		return stepped, 0, nil
+	}
+	u.rolling.gate.Call(ctx, &d.Record, d.Gate, u.kit.ask, func(err error) {
+		u.kit.rollouts.Asked(err)
+		u.kit.fleet.enqueue(u.id)
+	})
+	return stepped, d.Again, nil
 }
 
-// releaseMutator takes the controller away from a rollout that is gone, or that another one has replaced, unless the nodes have still to
-// say what they run. That it is so is read again from the leader, and a condition of the transaction.
-func (ps *pass) releaseMutator(ctx context.Context) (released bool, err error) {
-	r := &ps.head.RC.Value
-	if ps.mem.recordless || ps.snapshot.Hold != "" || !forsaken(r, ps.rollout) {
-		return false, nil
+// seen is what a decision about the rollout is made from.
+func (u *unit) seen(ctx context.Context, v *view) (*roll.Seen, error) {
+	now := time.Now()
+	r := &v.Rollout.Value
+	s := &roll.Seen{
+		Unit: &v.Unit, Schema: v.schema, Breaker: v.breaker, Found: map[string]*rc.Status{}, Now: now,
+		Watched: u.rolling.progress.see(r.ProgressAt, now), Gate: u.rolling.gate.Answer(r.ID),
 	}
-	service := r.Rollout()
-	now, err := ps.kit.reads.RolloutInCharge(ctx, service, true)
-	if err != nil || !forsaken(r, now) {
-		return false, err
+	for _, c := range u.all() {
+		s.Found[c.ID] = c.memory.found
 	}
-	why := "there is none any more"
-	if now.Index != 0 {
-		why = now.Term + " is in charge"
+	if r.PreDeploy == nil || v.Heads[r.PreDeploy.RC] == nil {
+		return s, nil
 	}
-	a := store.NewAudit(ps.kit.farm, "release", ps.id, []string{fmt.Sprintf("mutator: %s -> none: %s", r.Mutator, why)})
-	if err := ps.kit.lock.ReleaseMutator(ctx, ps.mem.fence, ps.head.RC, service, now, ps.schema.Index, a); err != nil {
-		return false, ps.unit.afterFailure(ctx, err)
+	id := r.PreDeploy.RC
+	var w store.Wanted
+	for _, p := range v.Heads[id].Placements {
+		w.Realities = append(w.Realities, store.At{Node: p.Value.Node, Identity: p.Value.Identity})
 	}
-	ps.stale = true
-	ps.log.WithField("rollout", r.Mutator).Warn("took a controller away from a rollout that is gone")
-	return true, nil
+	d, err := v.detailsOf(ctx, u.kit.reads, id, w)
+	for _, at := range w.Realities {
+		if reality, reported := d.Realities[at]; reported {
+			s.Ran = append(s.Ran, reality)
+		}
+	}
+	return s, err
+}
+
+// rollSuffers tells of a look at a rollout that panicked: its stack in the log, once, and in the record and to people that the rollout
+// cannot be worked on. Before that the fence moves. The next look that goes well takes the reason away.
+func (u *unit) rollSuffers(ctx context.Context, panicked *contain.Panic) {
+	u.kit.rollouts.Panicked()
+	if u.rolling.panicked != panicked.Error() {
+		u.rolling.panicked = panicked.Error()
+		u.log.WithError(panicked).WithField(obs.Stack, panicked.Stack).Error("a look at a rollout panicked")
+	}
+	err := contain.Do(func() error {
+		if err := u.bump(ctx); err != nil {
+			return err
+		}
+		v, err := u.read(ctx, true)
+		if err != nil || v.Rollout.Index == 0 || v.RolloutErr != nil {
+			return err
+		}
+		if step := roll.Stopped(&v.Unit, v.schema.Index, v.breaker.Index, panicked.Error()); step != nil {
+			step.Fence = u.fence
+			_, err = u.kit.writes.CommitRollout(ctx, step)
+		}
+		return err
+	})
+	if err != nil && ctx.Err() == nil {
+		u.unsure = true
+		u.log.WithError(err).Warn("cannot say that a rollout cannot be worked on")
+	}
+}
+
+// inCharge reports whether the rollout of the unit is in charge of a controller. One that cannot be read may be.
+func (v *view) inCharge(r *rc.RC) bool {
+	return r.Mutator != "" && (v.RolloutErr != nil || v.Rollout.Index != 0 && v.Rollout.Value.Term() == r.Mutator)
+}
+
+// readRollout takes in the rollout of the unit. A controller that names one which is not in charge belongs to none; that of a pre_deploy
+// is disabled then, so that its program, which may have run, does not run again.
+func (ps *reader) readRollout() {
+	s := ps.snapshot
+	if ps.carrier() == ps.id {
+		s.RolloutTrouble = roll.Trouble(&ps.Unit)
+	}
+	switch {
+	case s.RC.Mutator == "":
+	case ps.inCharge(&s.RC):
+		s.RolloutIdle = ps.RolloutErr == nil && ps.Rollout.Value.State.Idle()
+	default:
+		s.RC.Mutator, s.RC.Disabled = "", s.RC.Disabled || s.RC.Service == nil
+	}
+}
+
+// carrier returns the controller whose status says what is wrong with the rollout of the unit: the highest revision that can be read.
+func (v *view) carrier() string {
+	for _, id := range v.IDs() {
+		if h := v.Heads[id]; h.Exists() && h.Err == nil {
+			return id
+		}
+	}
+	return ""
 }

@@ -51,9 +51,6 @@ func (f *Farm) route(e event) {
 		f.roster.membersChanged()
 		f.preferNodes()
 		f.moved.Raise()
-		if f.cfg.OnMembers != nil {
-			f.cfg.OnMembers()
-		}
 	case epochMoved: // nodes that have not said what they run have no room, and those that have may
 		f.kit.scarcity.with((*placement.Scarcity).Reset)
 	case witnessFound:

@@ -17,6 +17,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -28,8 +30,8 @@ type unit struct {
 	log obs.Logger
 	tenure
 	claimed *store.Claimed // what came with the lock, until the first look uses it
-	service string         // whose rollout was in charge at the last look
-	waits   bool           // the last look asked nodes for something, and for nothing else
+	rolling rolling
+	waits   bool // the last look asked nodes for something, and for nothing else
 	looks   looks.Looks
 	leaving atomic.Bool // give it to the farm that prefers it
 
@@ -149,7 +151,58 @@ type view struct {
 	reports    store.Details                 // the realities that passes over the view have read
 	read       map[store.At]bool             // of which copies
 
-	stale bool // something of it was written, or may have been
+	writes int  // batches of this look that have landed; what they wrote is in the view
+	stale  bool // something may have been written that is not
+}
+
+// shared reports whether others than one pass go by the view: further controllers, or the rollout.
+func (v *view) shared() bool { return len(v.Heads) > 1 || v.Rollout.Index != 0 }
+
+// landed takes in what a batch of a controller has written: what a new reading of the unit would show of it.
+func (v *view) landed(b *store.Batch) {
+	v.writes++
+	h := v.Heads[b.RCID]
+	if b.Status != nil {
+		h.Status = b.Status
+	}
+	written := map[pod.Identity]*pod.Placement{}
+	for i := range b.Pods {
+		written[b.Pods[i].Identity] = b.Pods[i].Placement
+	}
+	left := slices.DeleteFunc(slices.Clone(h.Placements), func(rec store.Rec[pod.Placement]) bool {
+		_, is := written[rec.Value.Identity]
+		return is
+	})
+	for _, p := range written {
+		if p != nil {
+			left = append(left, store.Rec[pod.Placement]{Value: *p, Index: b.Landed})
+		}
+	}
+	slices.SortFunc(left, func(a, b store.Rec[pod.Placement]) int { return a.Value.Identity.Compare(b.Value.Identity) })
+	h.Placements = left
+	h.Requests = slices.DeleteFunc(slices.Clone(h.Requests), func(r store.Rec[store.Request]) bool { return slices.Contains(b.Answered, r.Value.ID) })
+}
+
+// stepped takes in a step of the rollout that has landed.
+func (v *view) stepped(s *store.RolloutStep, index uint64) {
+	v.writes++
+	for i := range s.RCs {
+		h := *v.Heads[s.RCs[i].ID]
+		h.RC = store.Rec[rc.RC]{Value: s.RCs[i], Index: index, Session: h.RC.Session}
+		v.Heads[s.RCs[i].ID] = &h
+	}
+	switch {
+	case s.Ended:
+		v.Rollout = store.Rec[rollout.Record]{}
+	case s.Record != nil:
+		v.Rollout.Value, v.Rollout.Index = *s.Record, index
+	}
+	switch {
+	case s.Trouble != nil:
+		v.Trouble = store.Rec[store.RolloutTrouble]{Value: *s.Trouble, Index: index}
+	case s.ForgetsTrouble():
+		v.Trouble = store.Rec[store.RolloutTrouble]{}
+	}
 }
 
 // detailsOf reads what is wanted for a controller, but for realities that a pass over the view has read before.
@@ -189,7 +242,7 @@ func (u *unit) read(ctx context.Context, consistent bool) (*view, error) {
 			u.claimed = nil
 			v.Unit, err = got.Unit, got.UnitErr
 		} else {
-			v.Unit, err = u.kit.reads.ReadUnit(ctx, u.id, u.service, v.consistent)
+			v.Unit, err = u.kit.reads.ReadUnit(ctx, u.id, v.consistent)
 		}
 		if err != nil {
 			return nil, err
@@ -207,7 +260,6 @@ func (u *unit) read(ctx context.Context, consistent bool) (*view, error) {
 			v.orphans[id] = u.kit.cache.orphansOf(id)
 		}
 		v.nodes, v.version = u.kit.cache.nodesAt()
-		u.service = v.inCharge()
 		return v, nil
 	}
 }
@@ -241,16 +293,6 @@ func (v *view) alone(id string) bool {
 		}
 	}
 	return true
-}
-
-// inCharge returns the service whose rollout is in charge of some controller of the unit; "": none is.
-func (v *view) inCharge() string {
-	for _, id := range v.IDs() {
-		if service := v.Heads[id].RC.Value.Rollout(); service != "" {
-			return service
-		}
-	}
-	return ""
 }
 
 // matches reports whether a selector matches the unit, as far as its labels can be read: those that cannot be are left

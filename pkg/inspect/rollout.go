@@ -134,7 +134,7 @@ type RolloutView struct {
 	Stages        int            `json:"stages"`
 	Phase         rollout.Phase  `json:"phase"`
 	By            string         `json:"by"`
-	Runner        string         `json:"runner"` // farm that carries it out
+	Owner         string         `json:"owner"` // farm that owns the service, and carries the rollout out
 	StartedAt     time.Time      `json:"started_at"`
 	Request       string         `json:"request"` // what an operator asked for and is not carried out yet
 	Revisions     []RevisionView `json:"revisions"`

@@ -88,6 +88,8 @@ const (
 	WaitsForService ConditionType = "WaitsForService"
 	// RolloutGone: an upgrade in place has a limit, and the rollout that would move it is gone.
 	RolloutGone ConditionType = "RolloutGone"
+	// RolloutTrouble: the service's rollout has failed, rolls back or pauses by itself, or its record cannot be read. The highest revision says so.
+	RolloutTrouble ConditionType = "RolloutTrouble"
 	// AwaitsStop: an index of an ordered group is not placed, because nothing proves that its copy on a lost node has stopped.
 	AwaitsStop ConditionType = "AwaitsStop"
 	// RequestVoid: what an operator asked for was not carried out, because it was not so any more.
@@ -112,6 +114,7 @@ var AllConditions = []ConditionType{
 	SchedulerFailing,
 	WaitsForService, AwaitsStop,
 	RolloutGone,
+	RolloutTrouble,
 	RequestVoid,
 	Unclaimed,
 }

@@ -67,7 +67,7 @@ func askRollout(ctx context.Context, s *conn, service string, verb rollout.Verb)
 
 // rollout reads the rollout of a service, which must be under way.
 func (s *conn) rollout(ctx context.Context, service string) (*rollout.Record, error) {
-	rec, err := s.Rollouts.Get(ctx, store.Consistent, service)
+	rec, err := s.Deployments.RolloutOf(ctx, service)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, noRollout(service)
 	}
@@ -120,12 +120,12 @@ func runRolloutList(c *cli.Context, std *stdio, s *conn) error {
 	views := make([]inspect.RolloutView, len(recs))
 	for i := range recs {
 		views[i] = *inspect.NewRolloutView(&recs[i].Value)
-		if views[i].Runner, err = s.Deployments.RunnerOf(c.Context, views[i].Service); err != nil {
+		if views[i].Owner, err = s.Deployments.OwnerOf(c.Context, recs[i].Value.Unit()); err != nil {
 			return err
 		}
 	}
-	tb := table{header: []string{"SERVICE", "STATE", "STAGE", "STRATEGY", "RUNNER", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
+	tb := table{header: []string{"SERVICE", "STATE", "STAGE", "STRATEGY", "OWNER", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
 	return printList(c, std, s, views, corrupt, "no rollouts under way", tb, func(v *inspect.RolloutView) []string {
-		return []string{v.Service, string(v.State), fmt.Sprintf("%d/%d", v.Stage, v.Stages), v.Strategy, v.Runner, inspect.Age(time.Now(), v.StartedAt), fitted(v.Reason, 40)}
+		return []string{v.Service, string(v.State), fmt.Sprintf("%d/%d", v.Stage, v.Stages), v.Strategy, v.Owner, inspect.Age(time.Now(), v.StartedAt), fitted(v.Reason, 40)}
 	})
 }

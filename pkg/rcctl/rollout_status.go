@@ -51,8 +51,8 @@ func runRolloutStatus(c *cli.Context, std *stdio) error {
 }
 
 func writeRollout(w io.Writer, v *inspect.RolloutView, now time.Time) error {
-	runner := cmp.Or(v.Runner, "(no farm: one claims it, or none selects all of its revisions)")
-	for _, line := range append(v.Lines(now, 0, 0), "by "+v.By+", carried out by "+runner, inspect.Asked(v)) {
+	owner := cmp.Or(v.Owner, "(no farm: one claims it, or none selects its newest revision)")
+	for _, line := range append(v.Lines(now, 0, 0), "by "+v.By+", carried out by "+owner, inspect.Asked(v)) {
 		if line != "" {
 			fmt.Fprintln(w, clean(line))
 		}
@@ -70,7 +70,7 @@ func viewRollout(ctx context.Context, s *conn, service string) (*inspect.Rollout
 		return nil, err
 	}
 	v := inspect.NewRolloutView(r)
-	if v.Runner, err = s.Deployments.RunnerOf(ctx, service); err != nil {
+	if v.Owner, err = s.Deployments.OwnerOf(ctx, r.Unit()); err != nil {
 		return nil, err
 	}
 	for i := range v.Revisions {

@@ -247,6 +247,9 @@ func (w *Work) reached(up, down []*Member) int {
 	return max(-rc.MaxPods, min(n, rc.MaxPods)) // as Check allows
 }
 
+// noteEvery is how often progress is noted within a stage at most. Each note is a write, and pods come one after the other.
+const noteEvery = time.Second
+
 // progress notes that the stage got further than it ever was. What is unknown is no progress.
 func (w *Work) progress(up, down []*Member) {
 	for _, m := range append(slices.Clone(up), down...) {
@@ -254,9 +257,19 @@ func (w *Work) progress(up, down []*Member) {
 			return
 		}
 	}
-	if n := w.reached(up, down); n > w.Record.Progress {
-		w.Record.Progress, w.Record.ProgressAt = n, w.Now()
+	n := w.reached(up, down)
+	if n <= w.Record.Progress {
+		return
 	}
+	every := noteEvery
+	if timeout := time.Duration(w.Record.Update.StageTimeout); timeout > 0 {
+		every = min(every, timeout/4)
+	}
+	if left := every - w.Now().Sub(w.Record.ProgressAt); left > 0 && left <= every {
+		w.look(left)
+		return
+	}
+	w.Record.Progress, w.Record.ProgressAt = n, w.Now()
 }
 
 // lacks says what the stage waits for.

@@ -20,9 +20,6 @@ var (
 // Begin makes a rollout. All other controllers of the service go down, whichever deployment or abort left them. An error wraps ErrRunning or ErrRefused and
 // names what is in the way.
 func Begin(s Start) (Started, error) {
-	if s.LockOwner != "" {
-		return Started{}, fmt.Errorf("%w: farm %s holds its lock", ErrRunning, s.LockOwner)
-	}
 	for _, o := range s.Old {
 		if o.RC.Mutator != "" {
 			return Started{}, fmt.Errorf("%w: %s is in charge of %s", ErrRunning, o.RC.Mutator, o.RC.Name)

@@ -34,8 +34,8 @@ func (r *Record) Check() error {
 		return fmt.Errorf("the rollout has the phase %q", r.Phase)
 	case r.Strategy == InPlaceStrategy && len(r.Revisions) != 1:
 		return errors.New("a rollout in place has one revision")
-	case r.PreDeploy != nil && r.PreDeploy.RC == "":
-		return errors.New("the rollout names no controller that runs before it")
+	case r.PreDeploy != nil && rc.UnitOf(r.PreDeploy.RC) != r.Unit():
+		return fmt.Errorf("the rollout names %q as the controller that runs before it, which is not of its unit", r.PreDeploy.RC)
 	}
 	if err := rc.CheckGroups(r.Groups); err != nil {
 		return fmt.Errorf("groups of the rollout: %w", err)
@@ -73,6 +73,8 @@ func (r *Record) checkRevisions() error {
 		switch {
 		case v.RC == "" || v.Name == "" || v.Rev < 1 || v.Rev > rc.MaxGeneration || v.Manifest == "" || seen[v.RC]:
 			return fmt.Errorf("the rollout has an incomplete or repeated revision %q", v.RC)
+		case rc.UnitOf(v.RC) != r.Unit():
+			return fmt.Errorf("the rollout has controllers of two units, %s and %s", r.Revisions[0].RC, v.RC)
 		case v.Direction != Up && v.Direction != Down && v.Direction != Stay:
 			return fmt.Errorf("the rollout has the direction %q for %s", v.Direction, v.Name)
 		case v.Target != nil && *v.Target < 0 || v.Percent != nil && (*v.Percent < 0 || *v.Percent > 100):

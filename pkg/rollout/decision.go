@@ -94,7 +94,6 @@ type Start struct {
 	OnlyInPlace string
 	SkipGates   bool
 	PreDeploy   *PreDeploy // its Until is set by Begin
-	LockOwner   string     // who holds the lock of a rollout of the service, "" for nobody
 }
 
 // Started is what the transaction that makes a rollout writes.

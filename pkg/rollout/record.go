@@ -144,6 +144,14 @@ type Failure struct {
 	rc.PodFailure
 }
 
+// Unit is the unit that the rollout is of: that of all its controllers.
+func (r *Record) Unit() string {
+	if len(r.Revisions) == 0 {
+		return ""
+	}
+	return rc.UnitOf(r.Revisions[0].RC)
+}
+
 // Term is what the mutator of each of its controllers names.
 func (r *Record) Term() string { return r.Service + "/" + r.ID }
 

@@ -27,8 +27,6 @@ type Batch struct {
 	Part
 	Audit  *Audit
 	Status *rc.Status
-	// Rollout is the service whose runner is told of the status; empty: no rollout is in charge of the controller.
-	Rollout string
 	// Indexed: Commit says where the batch has landed also if it has no status.
 	Indexed bool
 	// Landed is Consul's index at which the batch has landed; Commit fills it in where there is a status, or Indexed.
@@ -43,7 +41,7 @@ type Reported struct {
 
 // ops lists the operations: conditions first, so that a refusal names the condition.
 func (t *Batches) ops(b *Batch) []consul.Op {
-	const besides = 3 // audit record, status, and the bell of a rollout
+	const besides = 2 // audit record and status
 	head, own := t.head(b), t.operations(b.RCID, &b.Part)
 	ops := append(make([]consul.Op, 0, len(head)+len(own)+besides), head...)
 	for i := range own {
@@ -54,9 +52,6 @@ func (t *Batches) ops(b *Batch) []consul.Op {
 	}
 	if b.Status != nil {
 		ops = append(ops, set(t.keys.Statuses.Key(b.RCID), b.Status))
-		if b.Rollout != "" {
-			ops = append(ops, t.ringRollout(b.Rollout))
-		}
 	}
 	return ops
 }
@@ -128,7 +123,7 @@ func (t *underLock) fencedIndices(ctx context.Context, ops []consul.Op) (map[str
 func LockRefused(err error, f Fence) bool { return consul.RefusedOn(err, f.Key) }
 
 // Finish removes what is left of a deleted controller: record, name, requests and status. With the last one of its unit go the unit's bell,
-// drops and lock, if the bell has not rung since it was read at last, which is its index: zero for a controller that is not the last. It
+// drops, lock and rollout, if the bell has not rung since it was read at last, which is its index: zero for a controller that is not the last. It
 // returns like Commit.
 // schemaIndex is a condition too: nothing is forgotten in a world that has become another one (R1). An error that matches
 // neither ErrRefused nor ErrUnknown says that the name could not be read, and nothing was sent.
@@ -146,6 +141,7 @@ func (t *Owners) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], last uint6
 	if last != 0 { // a controller that is made rings
 		bell := t.keys.Bells.Key(id)
 		ops = append(append(ops, consul.DeleteCAS(bell, last), consul.Delete(f.Key)), t.forgetDrops(id)...)
+		ops = append(ops, consul.Delete(t.keys.Rollouts.Key(id)), consul.Delete(t.keys.RolloutTroubles.Key(id)))
 	}
 	// The name may have been given to another controller by hand, after a wipe for instance.
 	name, err := t.c.Get(ctx, t.keys.Names.Key(rec.Value.Name), consul.Consistent)
@@ -163,14 +159,18 @@ func (t *Duties) RestoreBreaker(ctx context.Context) error {
 	return t.create(ctx, cas(t.keys.Breaker.Key(), Breaker{}, 0))
 }
 
-// Abandon removes the statuses of controllers that have no record, and with free the lock of their unit, which has no controller then.
-func (t *Owners) Abandon(ctx context.Context, f Fence, gone []string, free bool) error {
+// Abandon removes the statuses of controllers that have no record. With a unit, which has no controller left, the unit's lock goes
+// too, and its rollout if it is as it was read.
+func (t *Owners) Abandon(ctx context.Context, f Fence, gone []string, left *Unit) error {
 	ops := f.Ops()
 	for _, id := range gone {
 		ops = append(ops, consul.CheckMissing(t.keys.RCs.Key(id)), consul.Delete(t.keys.Statuses.Key(id)))
 	}
-	if free {
-		ops = append(ops, consul.Delete(f.Key))
+	if left != nil {
+		ops = append(ops, consul.Delete(f.Key), consul.Delete(t.keys.RolloutTroubles.Key(left.ID)))
+		if index := left.Rollout.Index; index != 0 {
+			ops = append(ops, consul.DeleteCAS(t.keys.Rollouts.Key(left.ID), index))
+		}
 	}
 	return t.fenced(ctx, ops)
 }

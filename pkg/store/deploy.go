@@ -33,22 +33,20 @@ func (s *Deployments) Service(ctx context.Context, name string) (*record.Service
 	for _, e := range entries {
 		svc.History = append(svc.History, e.Value)
 	}
-	if err := s.readRollout(ctx, name, svc); err != nil {
+	if err := s.readRollout(ctx, svc); err != nil {
 		return nil, err
 	}
 	svc.Controllers, err = s.revisions(ctx, name)
 	return svc, err
 }
 
-func (s *Deployments) readRollout(ctx context.Context, name string, svc *record.Service) error {
-	found, err := s.c.GetMany(ctx, []string{s.keys.Rollouts.Key(name), s.keys.RolloutLocks.Key(name)}, consul.Consistent)
-	if err != nil {
-		return err
-	}
-	svc.LockOwner = ownerOf(found[s.keys.RolloutLocks.Key(name)])
-	rec, err := s.Rollouts.decodeIn(found, s.keys.Rollouts.Key(name))
-	if err == nil && rec.Index != 0 {
+func (s *Deployments) readRollout(ctx context.Context, svc *record.Service) error {
+	rec, err := s.Rollouts.Get(ctx, consul.Consistent, svc.Deployed.ID)
+	switch {
+	case err == nil:
 		svc.Rollout, svc.RolloutAt = &rec.Value, rec.Index
+	case errors.Is(err, ErrNotFound):
+		return nil
 	}
 	return err
 }
@@ -118,7 +116,7 @@ func (s *Deployments) DeployDraft(ctx context.Context, d *record.Draft, audit Au
 		})
 	}
 	if seen.Rollout == nil {
-		ops = append(ops, consul.CheckMissing(s.keys.Rollouts.Key(d.Service)))
+		ops = append(ops, consul.CheckMissing(s.keys.Rollouts.Key(d.Deployed.ID)))
 	}
 	return s.change(ctx, "service "+d.Service, ops, manifests, rcs, audit)
 }
@@ -171,7 +169,7 @@ func (s *Deployments) ListRollouts(ctx context.Context) ([]Rec[rollout.Record], 
 // ForgetService removes what is known of a service, and marks the controllers of its revisions for deletion, in one transaction.
 func (s *Deployments) ForgetService(ctx context.Context, svc *record.Service, massStop bool, audit Audit) error {
 	name := svc.Deployed.Service
-	ops := []consul.Op{consul.DeleteCAS(s.keys.Deployed.Key(name), svc.Index), consul.DeleteTree(s.keys.Entries.Below(name)), consul.CheckMissing(s.keys.Rollouts.Key(name))}
+	ops := []consul.Op{consul.DeleteCAS(s.keys.Deployed.Key(name), svc.Index), consul.DeleteTree(s.keys.Entries.Below(name)), consul.CheckMissing(s.keys.Rollouts.Key(svc.Deployed.ID))}
 	at := audit.At.Truncate(time.Second)
 	var marked []string
 	for _, c := range svc.Controllers {
@@ -212,61 +210,16 @@ type DeployManifest struct {
 	Signature string // empty: the stored one stays
 }
 
-// RunningError says that a farm holds the lock of a service's rollout, and no rollout can begin meanwhile.
-type RunningError struct{ Service, Farm string }
-
-// Error names the farm.
-func (e *RunningError) Error() string {
-	return fmt.Sprintf("farm %s holds the lock of a rollout of %s", e.Farm, e.Service)
-}
-
 // Deploy begins a rollout in one transaction: its record, controllers with what new ones have besides, bells, manifests, and all that
-// is given besides. It returns ErrConflict when anything is not as it was read, with the keys in the text; *RunningError when a farm
-// holds the lock of a rollout of the service and keeps it for longer than one that finds no rollout does; ErrTooLarge; ErrUnknown when
+// is given besides. It returns ErrConflict when anything is not as it was read, with the keys in the text; ErrTooLarge; ErrUnknown when
 // the context ended before the outcome was known. A landing is told by its audit record.
 func (s *Deployments) Deploy(ctx context.Context, d Deploy) error {
-	service := d.Rollout.Value.Service
-	free, err := s.freeOfRunners(ctx, service, d.Rollout.Index != 0)
-	if err != nil {
-		return err
-	}
-	ops := append(free, sameRecord(s.keys.Schema.Key(), d.SchemaIndex))
-	ops = append(ops, cas(s.keys.Rollouts.Key(service), d.Rollout.Value, d.Rollout.Index), s.ringRollout(service))
+	service, unit := d.Rollout.Value.Service, d.Rollout.Value.Unit()
+	ops := []consul.Op{sameRecord(s.keys.Schema.Key(), d.SchemaIndex), cas(s.keys.Rollouts.Key(unit), d.Rollout.Value, d.Rollout.Index)}
 	for id, index := range d.Unchanged {
 		ops = append(ops, sameRecord(s.keys.RCs.Key(id), index))
 	}
 	return s.change(ctx, "deployment of "+service, append(ops, d.Besides...), d.Manifests, d.RCs, d.Audit)
-}
-
-// lockPatience is how long a deployment waits for a farm that holds the lock of a rollout that has ended: it has seen an old record,
-// and gives up what it has taken as soon as it has read the present one.
-const lockPatience = 5 * time.Second
-
-// freeOfRunners returns the condition that nobody carries out a rollout of a service. The runner of one that is replaced keeps its
-// lock: it finds the new record there.
-func (s *Deployments) freeOfRunners(ctx context.Context, service string, replaces bool) ([]consul.Op, error) {
-	if replaces {
-		return nil, nil
-	}
-	key := s.keys.RolloutLocks.Key(service)
-	for deadline := time.Now().Add(lockPatience); ; {
-		lock, err := s.c.Get(ctx, key, consul.Consistent)
-		switch {
-		case errors.Is(err, ErrNotFound):
-			return []consul.Op{consul.CheckMissing(key)}, nil
-		case err != nil:
-			return nil, err
-		case lock.Session == "":
-			return []consul.Op{consul.CheckIndex(key, lock.ModifyIndex)}, nil
-		case time.Now().After(deadline):
-			return nil, &RunningError{Service: service, Farm: ownerOf(lock)}
-		}
-		select {
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case <-time.After(lockPatience / 50):
-		}
-	}
 }
 
 // History reads what a service's revisions were, the oldest first, and one *CorruptError for each that cannot be read.

@@ -199,7 +199,7 @@ func (s *db) forgetDrops(unit string) []consul.Op {
 
 // DropsOf lists a unit's drops.
 func (t *Passes) DropsOf(ctx context.Context, unit string) (Drops, error) {
-	found, below, err := t.merged.Read(ctx, consul.Reading{Keys: []string{t.keys.Drops.Key(unit)}, Prefixes: []string{t.keys.Drops.Below(unit)}}, consul.Default)
+	found, below, err := t.merged.Read(ctx, consul.Reading{Keys: []string{t.keys.Drops.Key(unit)}, Prefixes: []string{t.keys.Drops.OfUnit(unit)}}, consul.Default)
 	if err != nil {
 		return Drops{}, err
 	}

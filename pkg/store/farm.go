@@ -32,7 +32,6 @@ type FarmSession struct {
 	*Owners
 	*Passes
 	*Batches
-	*Runs
 	*Duties
 }
 
@@ -49,7 +48,7 @@ func (s *Store) FarmSession(sess *consul.Session, farmID string) *FarmSession {
 	u := &underLock{db: s.db, sess: sess, farmID: farmID, merged: s.c.NewMerger()}
 	return &FarmSession{
 		db: s.db, underLock: u, Views: s.Views, Watches: s.Watches, Agents: s.Agents,
-		Owners: &Owners{u}, Passes: &Passes{u}, Batches: &Batches{u}, Runs: &Runs{u}, Duties: &Duties{u},
+		Owners: &Owners{u}, Passes: &Passes{u}, Batches: &Batches{u}, Duties: &Duties{u},
 	}
 }
 
@@ -138,11 +137,11 @@ type Claimed struct {
 // *consul.LockedError (see LockedBy) when another farm holds the lock, ErrLost when the session is dead.
 func (t *Owners) Claim(ctx context.Context, unit string) (Claimed, error) {
 	sent := time.Now()
-	f, found, below, err := t.merged.AcquireReading(ctx, t.keys.Locks.Key(unit), t.sess.Releasing, t.lockValue, t.unitKeys(unit, ""))
+	f, found, below, err := t.merged.AcquireReading(ctx, t.keys.Locks.Key(unit), t.sess.Releasing, t.lockValue, t.unitKeys(unit))
 	got := Claimed{Fence: f}
 	switch {
 	case err == nil:
-		got.Unit = t.unitOf(unit, "", found, below)
+		got.Unit = t.unitOf(unit, found, below)
 	case f.Key != "": // the lock is ours, but the token may not read all of the unit
 		got.UnitErr = err
 	default:
@@ -198,8 +197,8 @@ func (t *Owners) Locks(ctx context.Context) (LockState, error) {
 	}
 	state := LockState{}
 	for _, p := range pairs {
-		if unit, ok := t.keys.lockedUnit(p.Key); ok && p.Session != "" && p.Session != t.sess.Releasing {
-			state[unit] = true
+		if p.Session != "" && p.Session != t.sess.Releasing {
+			state[strings.TrimPrefix(p.Key, t.keys.Locks.Key())] = true
 		}
 	}
 	return state, nil

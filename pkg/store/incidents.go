@@ -37,22 +37,6 @@ func (s *Leader) WriteIncidents(ctx context.Context, rec Rec[Incidents]) error {
 	return conflictOn(err, s.keys.Incidents.Key())
 }
 
-// RolloutIncident is the record at rollouts/<service>/trouble: what somebody is, or has to be, alerted to about a service's rollout.
-type RolloutIncident struct {
-	rc.Incident
-	Rollout string `json:"rollout,omitempty"` // id; empty: the record of the rollout could not be read
-	// Ended: the rollout has ended and left this behind. It lasts until another rollout of the service begins.
-	Ended bool `json:"ended,omitempty"`
-}
-
-// WriteRolloutIncident writes, or removes (nil), what is wrong with a service's rollout, if it is as it was read; index zero: there is none. It
-// returns ErrConflict when somebody else was first, as the rollout's runner may be.
-func (s *Leader) WriteRolloutIncident(ctx context.Context, service string, index uint64, incident *RolloutIncident) error {
-	key := s.keys.RolloutIncidents.Key(service)
-	_, err := s.fenced(ctx, []consul.Op{replaceOp(key, incident, index)})
-	return conflictOn(err, key)
-}
-
 // Unowned is a controller that no farm owned when it was read, with what a report about it depends on.
 type Unowned struct {
 	RC                       Rec[rc.RC]

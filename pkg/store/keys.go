@@ -93,8 +93,7 @@ type Keys struct {
 	OrphanPages                        Kind // by node and number
 	Farms                              Kind // by farm
 	Heard, HeardFarms, HeardNodes      Kind // all; by farm; by node
-	Rollouts, RolloutIncidents         Kind // by service
-	RolloutBells, RolloutLocks         Kind // by service; the bell is a hint without authority
+	Rollouts, RolloutTroubles          Kind // by unit
 	Deployments, Deployed, Entries     Kind // all of services; the document of each; by service and revision, what that was
 }
 
@@ -117,8 +116,7 @@ func NewKeys(prefix string) (*Keys, error) {
 		Nodes: sharded("nodes/"), NodeOps: sharded("nodeops/"), Reservations: at("reservations/"), OrphanPages: at("orphans/"),
 		Farms: at("farms/"),
 		Heard: at("heard/"), HeardFarms: at("heard/farms/"), HeardNodes: at("heard/nodes/"),
-		Rollouts: at("rollouts/"), RolloutIncidents: each("rollouts/", "/trouble"),
-		RolloutBells: each("rollouts/", "/bell"), RolloutLocks: at("locks/rollout/"),
+		Rollouts: unit(at("rollouts/")), RolloutTroubles: unit(each("rollouts/", "/trouble")),
 		Deployments: at("deployments/"), Deployed: each("deployments/", "/spec"), Entries: each("deployments/", "/history"),
 	}, nil
 }
@@ -129,7 +127,7 @@ func (k *Keys) Prefix() string { return k.prefix }
 // markers returns the marker keys that all daemons share. A watched prefix without any key would wake on every write
 // nearby.
 func (k *Keys) markers() []string {
-	keys := []string{k.NodeOps.Key(), k.Farms.Key(), k.Rollouts.Key()}
+	keys := []string{k.NodeOps.Key(), k.Farms.Key()}
 	for shard := range Shards {
 		keys = append(keys, k.Bells.Shard(shard), k.Nodes.Shard(shard))
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -100,8 +101,8 @@ func (s *Views) LockOwners(ctx context.Context) (map[string]string, error) {
 	}
 	owners := map[string]string{}
 	for _, p := range pairs {
-		if unit, ok := s.keys.lockedUnit(p.Key); ok && p.Session != "" {
-			owners[unit] = ownerOf(p)
+		if p.Session != "" {
+			owners[strings.TrimPrefix(p.Key, s.keys.Locks.Key())] = ownerOf(p)
 		}
 	}
 	return owners, nil

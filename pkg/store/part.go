@@ -235,10 +235,6 @@ func (t *Batches) HeadLoad(b *Batch, reports bool) Load {
 	l := Load{shared: map[string]int{}, ops: len(head), bytes: consul.TxnBytes(head)}
 	if reports {
 		l.ops += 2
-		if b.Rollout != "" {
-			l.ops++
-			l.bytes += consul.OpBytes(t.keys.RolloutBells.Key(b.Rollout), ulidBytes)
-		}
 		l.bytes += consul.OpBytes(t.keys.Audits.Key(NewID()), MaxAuditBytes) + consul.OpBytes(t.keys.Statuses.Key(b.RCID), rc.MaxStatusBytes)
 	}
 	return l

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -16,308 +15,104 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// lockedUnit returns the unit that a key below Locks is the lock of; ok is false for the lock of a rollout.
-func (k *Keys) lockedUnit(key string) (unit string, ok bool) {
-	unit = strings.TrimPrefix(key, k.Locks.Key())
-	return unit, !strings.Contains(unit, "/")
+// RolloutTrouble is the record at rollouts/<unit>/trouble: what people are to be alerted to about a service's rollout.
+type RolloutTrouble struct {
+	Rollout string `json:"rollout"` // id
+	Reason  string `json:"reason"`
+	// Ended: the rollout has ended and left this behind. It lasts until another rollout of the service begins.
+	Ended bool `json:"ended,omitempty"`
 }
 
-// RunnerOf returns the farm that carries a service's rollout out, "" when none does.
-func (s *Deployments) RunnerOf(ctx context.Context, service string) (farmID string, err error) {
-	found, err := s.c.GetMany(ctx, []string{s.keys.RolloutLocks.Key(service)}, consul.Default)
+// RolloutOf reads the rollout of a service. It returns ErrNotFound where there is no such service, or it has none.
+func (s *Deployments) RolloutOf(ctx context.Context, service string) (Rec[rollout.Record], error) {
+	deployed, err := s.Deployed.Get(ctx, Consistent, service)
+	if err != nil {
+		return Rec[rollout.Record]{}, err
+	}
+	return s.Rollouts.Get(ctx, Consistent, deployed.Value.ID)
+}
+
+// OwnerOf returns the farm that owns a unit, "" when none does.
+func (s *Deployments) OwnerOf(ctx context.Context, unit string) (farmID string, err error) {
+	key := s.keys.Locks.Key(unit)
+	found, err := s.c.GetMany(ctx, []string{key}, consul.Default)
 	if err != nil {
 		return "", err
 	}
-	return ownerOf(found[s.keys.RolloutLocks.Key(service)]), nil
+	return ownerOf(found[key]), nil
 }
 
-// ringRollout is the operation that rings the bell of a service's rollout.
-func (s *db) ringRollout(service string) consul.Op {
-	return consul.Set(s.keys.RolloutBells.Key(service), []byte(NewID()))
-}
-
-// SweepRolloutBell removes the bell of a service that has no rollout: an owner rings once more when it is released. It returns like Commit.
-func (s *Leader) SweepRolloutBell(ctx context.Context, service string, index uint64) error {
-	_, err := s.fenced(ctx, []consul.Op{consul.CheckMissing(s.keys.Rollouts.Key(service)), consul.DeleteCAS(s.keys.RolloutBells.Key(service), index)})
-	return err
-}
-
-// RolloutsSeen is one delivery of the watch of rollouts.
-type RolloutsSeen struct {
-	Recs    []Rec[rollout.Record]
-	Corrupt map[string]error // by service: a *CorruptError for each record that cannot be read
-	Bells   map[string]uint64
-	// Incidents are what is wrong with rollouts, by service; what cannot be read has only its index.
-	Incidents map[string]Rec[RolloutIncident]
-	// WentBack and MarkerMissing are as of Seen.
-	WentBack, MarkerMissing bool
-}
-
-// WatchRollouts delivers all rollouts, and the index of each one's bell, by service. It returns like WatchBells.
-func (t *Runs) WatchRollouts(ctx context.Context, onError func(error), deliver func(RolloutsSeen) error) error {
-	prefix := t.keys.Rollouts.Key()
-	return t.watchPrefix(ctx, prefix, consul.WatchOptions{OnError: onError}, func(snap consul.Snapshot, markerMissing bool) error {
-		seen := RolloutsSeen{
-			Corrupt: map[string]error{}, Bells: map[string]uint64{}, Incidents: map[string]Rec[RolloutIncident]{},
-			WentBack: snap.WentBack, MarkerMissing: markerMissing,
-		}
-		for _, p := range snap.Pairs {
-			service, part, below := strings.Cut(strings.TrimPrefix(p.Key, prefix), "/")
-			switch {
-			case p.Key == prefix:
-			case below && part == "bell":
-				seen.Bells[service] = p.ModifyIndex
-			case below && part == "trouble":
-				seen.Incidents[service], _ = t.RolloutIncidents.decode(p)
-			case !below:
-				if rec, err := t.Rollouts.recall(p); err != nil {
-					seen.Corrupt[service] = err
-				} else {
-					seen.Recs = append(seen.Recs, rec)
-				}
-			}
-		}
-		return deliver(seen)
-	})
-}
-
-// Runs is how a farm carries rollouts out.
-type Runs struct{ *underLock }
-
-// ClaimRollout takes the lock of a service's rollout, whether there is one or not. Its errors are those of Claim.
-func (t *Runs) ClaimRollout(ctx context.Context, service string) (Fence, error) {
-	return t.c.Locks.Acquire(ctx, t.keys.RolloutLocks.Key(service), t.sess.Releasing, t.lockValue)
-}
-
-// IsRolloutLocked reports whether another session than this one carries a service's rollout out.
-func (t *Runs) IsRolloutLocked(ctx context.Context, service string) (bool, error) {
-	return t.lockedElsewhere(ctx, t.keys.RolloutLocks.Key(service))
-}
-
-// AbandonRollout removes the lock of a rollout that there is none of any more. It returns like Commit.
-func (t *Runs) AbandonRollout(ctx context.Context, service string, f Fence) error {
-	return t.fenced(ctx, append(f.Ops(), consul.CheckMissing(t.keys.Rollouts.Key(service)), consul.Delete(f.Key)))
-}
-
-// ReleaseRollout gives a rollout up that another farm is to carry out, and rings its bell. It returns like Commit: refused also where
-// there is no rollout any more; see AbandonRollout.
-func (t *Runs) ReleaseRollout(ctx context.Context, service string, f Fence, index uint64) error {
-	return t.fenced(ctx, append(f.Ops(),
-		consul.CheckIndex(t.keys.Rollouts.Key(service), index), consul.Unlock(f.Key, t.lockValue(), f.Session), t.ringRollout(service)))
-}
-
-// RolloutView is what a step of a rollout is decided from, all of it read at one moment.
-type RolloutView struct {
-	Rollout Rec[rollout.Record]
-	Schema  Rec[Schema]
-	// Breaker counts as tripped where its record is missing or cannot be read.
-	Breaker Rec[Breaker]
-	RCs     map[string]Rec[rc.RC]     // by id; one that is not there has index zero, and one that cannot be read is left out
-	Status  map[string]Rec[rc.Status] // by id; those that are there and can be read
-	// Indices are those of all the keys of RCs and statuses that were read; one that is missing has none.
-	Indices  map[string]uint64
-	Corrupt  []error // of controllers, a *CorruptError each; a status that cannot be read counts as none
-	Incident Rec[RolloutIncident]
-	Bell     uint64 // index; zero: there is none. All else is as new as that
-}
-
-// ReadRollout reads a service's rollout with its controllers, their statuses, schema and breaker. ids are the controllers that it was
-// known to have: where it has others by now all is read again. It returns ErrNotFound where there is no rollout, and
-// *CorruptError where it, or the schema, cannot be read.
-func (t *Runs) ReadRollout(ctx context.Context, service string, ids []string, consistent bool) (v RolloutView, err error) {
-	for {
-		found, _, err := t.merged.Read(ctx, consul.Reading{Keys: t.rolloutKeys(service, ids)}, levelOf(consistent))
-		if err != nil {
-			return v, err
-		}
-		if v.Rollout, err = t.Rollouts.recallIn(found, t.keys.Rollouts.Key(service)); err != nil {
-			return v, err
-		}
-		if v.Rollout.Index == 0 {
-			return v, ErrNotFound
-		}
-		if named := RolloutRCs(&v.Rollout.Value); !slices.Equal(named, ids) {
-			ids = named
-			continue
-		}
-		return v, t.fillRollout(&v, found, ids)
-	}
-}
-
-// RolloutRCs returns the ids of all controllers that a rollout is about, sorted: that which runs before it among them.
-func RolloutRCs(r *rollout.Record) []string {
-	ids := map[string]bool{}
-	for i := range r.Revisions {
-		ids[r.Revisions[i].RC] = true
-	}
-	if r.PreDeploy != nil {
-		ids[r.PreDeploy.RC] = true
-	}
-	return slices.Sorted(maps.Keys(ids))
-}
-
-func (t *Runs) rolloutKeys(service string, ids []string) []string {
-	keys := []string{t.keys.Rollouts.Key(service), t.keys.RolloutBells.Key(service), t.keys.RolloutIncidents.Key(service), t.keys.Schema.Key(), t.keys.Breaker.Key()}
-	for _, id := range ids {
-		keys = append(keys, t.keys.RCs.Key(id), t.keys.Statuses.Key(id))
-	}
-	return keys
-}
-
-func (t *Runs) fillRollout(v *RolloutView, found map[string]consul.Pair, ids []string) (err error) {
-	if v.Schema, err = t.Schema.recallIn(found, t.keys.Schema.Key()); err != nil {
-		return err
-	}
-	v.Bell = found[t.keys.RolloutBells.Key(v.Rollout.Value.Service)].ModifyIndex
-	v.Incident, _ = t.RolloutIncidents.recallIn(found, t.keys.RolloutIncidents.Key(v.Rollout.Value.Service)) // else it is written anew
-	v.Breaker, err = t.Breaker.recallIn(found, t.keys.Breaker.Key())
-	switch {
-	case err != nil:
-		v.Breaker.Value = Breaker{Tripped: true, Reason: err.Error()}
-	case v.Breaker.Index == 0:
-		v.Breaker.Value = Breaker{Tripped: true, Reason: "its record is missing"}
-	}
-	v.RCs, v.Status, v.Indices = map[string]Rec[rc.RC]{}, map[string]Rec[rc.Status]{}, map[string]uint64{}
-	for _, id := range ids {
-		record, status := t.keys.RCs.Key(id), t.keys.Statuses.Key(id)
-		v.Indices[record], v.Indices[status] = found[record].ModifyIndex, found[status].ModifyIndex
-		rec, err := t.RCs.recallIn(found, record)
-		if err != nil {
-			v.Corrupt = append(v.Corrupt, err)
-		} else {
-			v.RCs[id] = rec
-		}
-		if st, err := t.Statuses.recallIn(found, status); err == nil && st.Index != 0 {
-			v.Status[id] = st
-		}
-	}
-	return nil
-}
-
-// RolloutStep is one write of a service's runner. It lands whole or not at all, and only while the fence holds and all that it was
-// decided from is as it was read.
+// RolloutStep is one step of a rollout, which the owner of its unit writes. It lands whole or not at all, and only while the fence
+// holds and all that it was decided from is as it was read.
 type RolloutStep struct {
-	Fence Fence
-	View  *RolloutView
-	// Record is the rollout as it shall be; nil leaves it as it is. Ended removes it, with its bell and its lock.
+	Fence   Fence
+	Unit    *Unit
+	Schema  uint64 // index
+	Breaker uint64 // index; zero: there is no record
+	// Record is the rollout as it shall be; nil leaves it as it is. Ended removes it.
 	Record *rollout.Record
 	Ended  bool
-	RCs    []rc.RC // that change; others of the view must be as they were read
+	RCs    []rc.RC // that change; the others of the unit must be as they were read
 	Audit  *Audit
-	// Incident is what somebody has to be alerted to; nil leaves it as it is.
-	Incident *RolloutIncident
+	Trouble *RolloutTrouble // that people are to be alerted to; nil: none is new
 }
 
-// CommitRollout carries a step out, and returns the index at which its record, or else the first of its controllers, has landed. Its error matches ErrRefused (see
+// ForgetsTrouble reports whether the step removes what people were alerted to.
+func (s *RolloutStep) ForgetsTrouble() bool {
+	old := &s.Unit.Trouble
+	return s.Trouble == nil && old.Index != 0 && (s.Ended || old.Value.Rollout != s.Unit.Rollout.Value.ID)
+}
+
+// CommitRollout carries a step out, and returns Consul's index at which it has landed. Its error matches ErrRefused (see
 // LockRefused) or ErrUnknown. One that matches none of them says that what the service was could not be read, and nothing was sent.
-func (t *Runs) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64, err error) {
-	ops := append(s.Fence.Ops(), t.rolloutConditions(s)...)
+func (t *Batches) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64, err error) {
+	unit, was := s.Unit.ID, &s.Unit.Rollout
+	ops := append(s.Fence.Ops(), sameRecord(t.keys.Schema.Key(), s.Schema), sameRecord(t.keys.Breaker.Key(), s.Breaker))
+	changed := map[string]bool{}
 	for i := range s.RCs {
-		r := &s.RCs[i]
-		ops = append(ops, t.casRC(ctx, *r, s.View.Indices[t.keys.RCs.Key(r.ID)]))
+		changed[s.RCs[i].ID] = true
 	}
-	ops = append(ops, t.stepRings(s)...)
-	service, was := s.View.Rollout.Value.Service, s.View.Rollout.Index
-	key := t.keys.Rollouts.Key(service)
+	for _, id := range slices.Sorted(maps.Keys(s.Unit.Heads)) {
+		if !changed[id] {
+			ops = append(ops, t.sameRC(id, s.Unit.Heads[id].RC.Index))
+		}
+	}
+	for i := range s.RCs {
+		ops = append(ops, t.casRC(ctx, s.RCs[i], s.Unit.Heads[s.RCs[i].ID].RC.Index))
+	}
+	key := t.keys.Rollouts.Key(unit)
 	switch {
 	case s.Ended:
 		outcome, err := t.outcomeOps(ctx, s)
 		if err != nil {
 			return 0, err
 		}
-		ops = append(ops, outcome...)
-		ops = append(ops, consul.CheckIndex(key, was), consul.Delete(key), consul.Delete(t.keys.RolloutBells.Key(service)))
+		ops = append(append(ops, outcome...), consul.DeleteCAS(key, was.Index))
 	case s.Record != nil:
-		ops = append(ops, cas(key, s.Record, was))
+		ops = append(ops, cas(key, s.Record, was.Index))
 	default:
-		ops = append(ops, consul.CheckIndex(key, was))
+		ops = append(ops, consul.CheckIndex(key, was.Index))
 	}
-	if s.Incident != nil {
-		ops = append(ops, cas(t.keys.RolloutIncidents.Key(service), s.Incident, s.View.Incident.Index))
+	switch {
+	case s.Trouble != nil:
+		ops = append(ops, set(t.keys.RolloutTroubles.Key(unit), s.Trouble))
+	case s.ForgetsTrouble():
+		ops = append(ops, consul.Delete(t.keys.RolloutTroubles.Key(unit)))
 	}
 	if s.Audit != nil {
 		ops = append(ops, t.audit(*s.Audit))
 	}
-	if s.Ended {
-		ops = append(ops, consul.Delete(s.Fence.Key))
-	}
 	written, err := t.fencedIndices(ctx, ops)
-	if s.Record == nil && len(s.RCs) > 0 {
-		key = t.keys.RCs.Key(s.RCs[0].ID)
+	for _, at := range written { // what was written as it is already has an earlier one
+		index = max(index, at)
 	}
-	return written[key], err
+	return index, err
 }
-
-// stepRings rings for the controllers that a step changes, and for all of them when the rollout comes to rest: pods that had to stay where
-// they are may go now, and nothing else tells their owner.
-func (t *Runs) stepRings(s *RolloutStep) []consul.Op {
-	ids := field.Each(s.RCs, func(r rc.RC) string { return r.ID })
-	if s.Record != nil && s.Record.State.Idle() && !s.View.Rollout.Value.State.Idle() {
-		ids = append(ids, field.Each(s.Record.Revisions, func(of rollout.Revision) string { return of.RC })...)
-	}
-	return t.rings(ids...)
-}
-
-// rolloutConditions is what a step was decided from, besides what it writes.
-func (t *Runs) rolloutConditions(s *RolloutStep) []consul.Op {
-	ops := []consul.Op{sameRecord(t.keys.Schema.Key(), s.View.Schema.Index), sameRecord(t.keys.Breaker.Key(), s.View.Breaker.Index)}
-	written := map[string]bool{}
-	for i := range s.RCs {
-		written[t.keys.RCs.Key(s.RCs[i].ID)] = true
-	}
-	for _, key := range slices.Sorted(maps.Keys(s.View.Indices)) {
-		if !written[key] {
-			ops = append(ops, sameRecord(key, s.View.Indices[key]))
-		}
-	}
-	return ops
-}
-
-// RolloutAsk is what an operator asks of a rollout.
-type RolloutAsk struct {
-	Service string
-	ID      string // of the rollout that the operator has seen; empty: whichever there is
-	Request rollout.Request
-	Audit   Audit
-}
-
-// ErrAsked means that something else was asked of a rollout, and has not been looked at yet.
-var ErrAsked = errors.New("something else was asked, and not looked at yet")
-
-// AskRollout notes what an operator asks of a rollout, for its runner to carry out. It returns ErrNotFound where there is no rollout,
-// ErrConflict where it is another one than the operator has seen, or changes without end, ErrAsked, or *CorruptError.
-func (s *Operator) AskRollout(ctx context.Context, a RolloutAsk) error {
-	key := s.keys.Rollouts.Key(a.Service)
-	err := error(nil)
-	for range askTries {
-		var rec Rec[rollout.Record]
-		if rec, err = s.Rollouts.Get(ctx, consul.Consistent, a.Service); err != nil {
-			return err
-		}
-		switch asked := rec.Value.Request; {
-		case a.ID != "" && a.ID != rec.Value.ID:
-			return ErrConflict
-		case asked != nil && asked.Verb == a.Request.Verb:
-			return nil
-		case asked != nil:
-			return ErrAsked
-		}
-		rec.Value.Request = &a.Request
-		err = s.commitDefinitely(ctx, "rollout of "+a.Service, a.Audit, cas(key, rec.Value, rec.Index), s.ringRollout(a.Service))
-		if !errors.Is(err, ErrConflict) {
-			return err
-		}
-	}
-	return err
-}
-
-// askTries is how often an operator's request is written anew because the runner was faster.
-const askTries = 20
 
 // outcomeOps lists what writes how a rollout ended into the history of its service: into the entry of the revision that it was for. An
 // entry that is missing, or that cannot be read, keeps no rollout from ending.
-func (t *Runs) outcomeOps(ctx context.Context, s *RolloutStep) ([]consul.Op, error) {
-	r := &s.View.Rollout.Value
+func (t *Batches) outcomeOps(ctx context.Context, s *RolloutStep) ([]consul.Op, error) {
+	r := &s.Unit.Rollout.Value
 	if s.Record != nil {
 		r = s.Record
 	}
@@ -342,3 +137,44 @@ func (t *Runs) outcomeOps(ctx context.Context, s *RolloutStep) ([]consul.Op, err
 	}
 	return ops, nil
 }
+
+// RolloutAsk is what an operator asks of a rollout.
+type RolloutAsk struct {
+	Service string
+	ID      string // of the rollout that the operator has seen; empty: whichever there is
+	Request rollout.Request
+	Audit   Audit
+}
+
+// ErrAsked means that something else was asked of a rollout, and has not been looked at yet.
+var ErrAsked = errors.New("something else was asked, and not looked at yet")
+
+// AskRollout notes what an operator asks of a rollout, for the owner of its unit to carry out. It returns ErrNotFound where there is no rollout,
+// ErrConflict where it is another one than the operator has seen, or changes without end, ErrAsked, or *CorruptError.
+func (s *Operator) AskRollout(ctx context.Context, a RolloutAsk) error {
+	err := error(nil)
+	for range askTries {
+		var rec Rec[rollout.Record]
+		if rec, err = (&Deployments{s.db}).RolloutOf(ctx, a.Service); err != nil {
+			return err
+		}
+		switch asked := rec.Value.Request; {
+		case a.ID != "" && a.ID != rec.Value.ID:
+			return ErrConflict
+		case asked != nil && asked.Verb == a.Request.Verb:
+			return nil
+		case asked != nil:
+			return ErrAsked
+		}
+		rec.Value.Request = &a.Request
+		unit := rec.Value.Unit()
+		err = s.commitDefinitely(ctx, "rollout of "+a.Service, a.Audit, cas(s.keys.Rollouts.Key(unit), rec.Value, rec.Index), s.ring(unit))
+		if !errors.Is(err, ErrConflict) {
+			return err
+		}
+	}
+	return err
+}
+
+// askTries is how often an operator's request is written anew because the owner was faster.
+const askTries = 20

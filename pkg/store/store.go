@@ -42,30 +42,30 @@ type db struct {
 	memo  memo // of what passes and runners read
 	guard *guard
 
-	Schema           Records[Schema]
-	Gate             Records[Gate]
-	Synced           Records[Synced]
-	Breaker          Records[Breaker]
-	Incidents        Records[Incidents]
-	Gone             Records[Gone]
-	RCs              Records[rc.RC]
-	Statuses         Records[rc.Status]
-	Requests         Records[Request]
-	Pods             Records[pod.Placement]
-	Intents          Records[pod.Intent]
-	Realities        Records[pod.Reality]
-	Nodes            Records[node.Node] // a record's Session is empty while no preparer holds it
-	NodeOps          Records[node.Ops]
-	Reservations     Records[node.Reservation]
-	OrphanPages      Records[node.OrphanPage]
-	Farms            Records[Member] // one for each living farm
-	Heard            Records[Heard]
-	Rollouts         Records[rollout.Record]
-	RolloutIncidents Records[RolloutIncident]
-	Deployed         Records[record.Deployed] // documents in effect, or on their way
-	Entries          Records[record.Entry]
-	Audits           Records[Audit]
-	manifests        Records[storedManifest]
+	Schema          Records[Schema]
+	Gate            Records[Gate]
+	Synced          Records[Synced]
+	Breaker         Records[Breaker]
+	Incidents       Records[Incidents]
+	Gone            Records[Gone]
+	RCs             Records[rc.RC]
+	Statuses        Records[rc.Status]
+	Requests        Records[Request]
+	Pods            Records[pod.Placement]
+	Intents         Records[pod.Intent]
+	Realities       Records[pod.Reality]
+	Nodes           Records[node.Node] // a record's Session is empty while no preparer holds it
+	NodeOps         Records[node.Ops]
+	Reservations    Records[node.Reservation]
+	OrphanPages     Records[node.OrphanPage]
+	Farms           Records[Member] // one for each living farm
+	Heard           Records[Heard]
+	Rollouts        Records[rollout.Record]
+	RolloutTroubles Records[RolloutTrouble]
+	Deployed        Records[record.Deployed] // documents in effect, or on their way
+	Entries         Records[record.Entry]
+	Audits          Records[Audit]
+	manifests       Records[storedManifest]
 }
 
 // newDB has, of each kind of records, where they are, and where one belongs that says what it is. What names neither itself nor its node is
@@ -92,8 +92,8 @@ func newDB(c *consul.Client, k *Keys) *db {
 	d.OrphanPages = Records[node.OrphanPage]{k.OrphanPages, d, func(_ string, r *node.OrphanPage) string { return k.OrphanPages.Key(r.Node, strconv.Itoa(r.Page)) }}
 	d.Farms = Records[Member]{k.Farms, d, nil}
 	d.Heard = Records[Heard]{k.Heard, d, nil}
-	d.Rollouts = Records[rollout.Record]{k.Rollouts, d, func(_ string, r *rollout.Record) string { return k.Rollouts.Key(r.Service) }}
-	d.RolloutIncidents = Records[RolloutIncident]{k.RolloutIncidents, d, nil}
+	d.Rollouts = Records[rollout.Record]{k.Rollouts, d, func(_ string, r *rollout.Record) string { return k.Rollouts.Key(r.Unit()) }}
+	d.RolloutTroubles = Records[RolloutTrouble]{k.RolloutTroubles, d, nil}
 	d.Deployed = Records[record.Deployed]{k.Deployed, d, func(_ string, r *record.Deployed) string { return k.Deployed.Key(r.Service) }}
 	d.Entries = Records[record.Entry]{k.Entries, d, func(_ string, r *record.Entry) string {
 		return k.Entries.Key(r.Service, strconv.FormatInt(r.Revision, 10))

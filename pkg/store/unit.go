@@ -10,6 +10,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
 // Unit is all that a look at a unit reads first, at one moment (ADR 29). Whatever is read later is at least as new as
@@ -19,9 +20,11 @@ type Unit struct {
 	BellIndex uint64 // zero: there is no bell
 	Drops     Drops
 	Heads     map[string]*Head // by controller id: of all that have any of what a head holds
-	// InCharge is the rollout of Service, where that was named.
-	Service  string
-	InCharge InCharge
+	// Rollout is that of the service; index zero: there is none, and with RolloutErr it cannot be read. Trouble is what stands beside it; one
+	// that cannot be read is none.
+	Rollout    Rec[rollout.Record]
+	RolloutErr error
+	Trouble    Rec[RolloutTrouble]
 }
 
 // Head is what there is of one controller besides what its nodes report.
@@ -42,38 +45,36 @@ func (h *Head) Exists() bool { return !errors.Is(h.Err, ErrNotFound) }
 // asks about what it left behind. Other pods without a record are left alone (P4).
 func (h *Head) Owned() bool { return h.Exists() || len(h.Requests) > 0 }
 
-// ReadUnit reads a unit with all of its controllers, and the rollout in charge of a service; an empty name: of none.
-func (t *Passes) ReadUnit(ctx context.Context, unit, service string, consistent bool) (Unit, error) {
-	found, below, err := t.merged.Read(ctx, t.unitKeys(unit, service), levelOf(consistent))
+// ReadUnit reads a unit with all of its controllers and its rollout.
+func (t *Passes) ReadUnit(ctx context.Context, unit string, consistent bool) (Unit, error) {
+	found, below, err := t.merged.Read(ctx, t.unitKeys(unit), levelOf(consistent))
 	if err != nil {
 		return Unit{}, err
 	}
-	return t.unitOf(unit, service, found, below), nil
+	return t.unitOf(unit, found, below), nil
 }
 
-func (t *underLock) unitKeys(unit, service string) consul.Reading {
-	r := consul.Reading{
-		// The unit's own record and status are those of a controller without a service; what is below a prefix does not
-		// include them.
-		Keys: []string{t.keys.Bells.Key(unit), t.keys.Drops.Key(unit), t.keys.RCs.Key(unit), t.keys.Statuses.Key(unit)},
+func (t *underLock) unitKeys(unit string) consul.Reading {
+	return consul.Reading{
+		// The unit's own record and status are those of a controller without a service. What is below a prefix does not include
+		// the key that equals it.
+		Keys: []string{
+			t.keys.Bells.Key(unit), t.keys.Drops.Key(unit), t.keys.RCs.Key(unit), t.keys.Statuses.Key(unit), t.keys.Rollouts.Key(unit),
+		},
 		Prefixes: []string{
-			t.keys.RCs.OfUnit(unit), t.keys.Statuses.OfUnit(unit), t.keys.Requests.OfUnit(unit), t.keys.Pods.OfUnit(unit), t.keys.Drops.Below(unit),
+			t.keys.RCs.OfUnit(unit), t.keys.Statuses.OfUnit(unit), t.keys.Requests.OfUnit(unit), t.keys.Pods.OfUnit(unit), t.keys.Drops.OfUnit(unit),
+			t.keys.Rollouts.OfUnit(unit),
 		},
 	}
-	if service != "" {
-		r.Keys = append(r.Keys, t.keys.Rollouts.Key(service))
-	}
-	return r
 }
 
 // unitOf fills in what can be read.
-func (t *underLock) unitOf(unit, service string, found map[string]consul.Pair, below []consul.Pair) Unit {
+func (t *underLock) unitOf(unit string, found map[string]consul.Pair, below []consul.Pair) Unit {
 	u := Unit{
-		ID: unit, BellIndex: found[t.keys.Bells.Key(unit)].ModifyIndex, Drops: t.dropsOf(unit, found, below),
-		Heads: map[string]*Head{}, Service: service,
+		ID: unit, BellIndex: found[t.keys.Bells.Key(unit)].ModifyIndex, Drops: t.dropsOf(unit, found, below), Heads: map[string]*Head{},
 	}
-	if service != "" {
-		u.InCharge = t.inChargeOf(service, found)
+	if u.Rollout, u.RolloutErr = t.Rollouts.recallIn(found, t.keys.Rollouts.Key(unit)); u.RolloutErr != nil {
+		u.Rollout = Rec[rollout.Record]{Index: found[t.keys.Rollouts.Key(unit)].ModifyIndex}
 	}
 	for _, key := range []string{t.keys.RCs.Key(unit), t.keys.Statuses.Key(unit)} {
 		if p, ok := found[key]; ok {
@@ -88,6 +89,10 @@ func (t *underLock) unitOf(unit, service string, found map[string]consul.Pair, b
 
 // addTo adds one pair that was found below a prefix of a unit.
 func (t *underLock) addTo(u *Unit, p consul.Pair) {
+	if p.Key == t.keys.RolloutTroubles.Key(u.ID) {
+		u.Trouble, _ = t.RolloutTroubles.recall(p)
+		return
+	}
 	head := func(k Kind) *Head {
 		if !strings.HasPrefix(p.Key, k.prefix) || strings.HasSuffix(p.Key, "/") {
 			return nil
@@ -166,7 +171,7 @@ func (t *underLock) UnitRC(ctx context.Context, unit string) (Rec[rc.RC], error)
 	if err != nil {
 		return Rec[rc.RC]{}, err
 	}
-	u := t.unitOf(unit, "", found, below)
+	u := t.unitOf(unit, found, below)
 	h := u.Heads[u.Latest()]
 	if h == nil {
 		return Rec[rc.RC]{}, ErrNotFound

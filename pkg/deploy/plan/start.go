@@ -39,7 +39,6 @@ func (p *planner) begin(svc *record.Service, c course, target rc.RC) (started ro
 		s.Epoch = p.State.Epoch
 	}
 	if svc != nil {
-		s.LockOwner = svc.LockOwner
 		for _, o := range svc.Controllers {
 			if o.RC.DeletedAt == nil {
 				s.Old = append(s.Old, rollout.Seen{RC: o.RC, Status: o.Status})

@@ -123,7 +123,6 @@ type Service struct {
 	Controllers []Controller // its revisions, the oldest first
 	Rollout     *rollout.Record
 	RolloutAt   uint64  // index of that record
-	LockOwner   string  // farm that holds the lock of a rollout
 	History     []Entry // the oldest first
 }
 

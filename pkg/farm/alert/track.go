@@ -22,9 +22,6 @@ const (
 	// PreparerGone: pods are on a node whose machine lives and whose preparer does not; the alert NodeLost is the other half of the
 	// condition of that name.
 	PreparerGone rc.ConditionType = "PreparerGone"
-	// RolloutTrouble: a service's rollout has failed, rolls back or pauses by itself, no farm may carry it out, or its record cannot be
-	// read. It is told without a controller.
-	RolloutTrouble rc.ConditionType = "RolloutTrouble"
 	// ElectionTrouble: the farms cannot elect a leader as they should: none answers, they disagree, or some of them cannot be chosen. It is
 	// told without a controller.
 	ElectionTrouble rc.ConditionType = "ElectionTrouble"
@@ -39,7 +36,7 @@ const ElectionTroubleAfter = 30 * time.Second
 var Rules = []Rule{
 	{Type: "Unreadable"},
 	{Type: "BreakerTripped"},
-	{Type: RolloutTrouble}, // told of a service's rollout, and of no controller
+	{Type: rc.RolloutTrouble},
 	{Type: rc.NodeLost},
 	{Type: rc.BooksDiffer},
 	{Type: rc.CrashLooping}, // three ends are lasting enough

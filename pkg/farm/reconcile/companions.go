@@ -61,7 +61,9 @@ func limitsOf(s *Snapshot) limits {
 // Unhampered reports whether nothing keeps the plan from what it should bring about: what is missing then is what its changes ask for, and
 // what nodes have still to report.
 func (p *Plan) Unhampered() bool {
-	return !slices.ContainsFunc(p.Status.Conditions, func(cond rc.Condition) bool { return cond.True && cond.Type != rc.Converged })
+	return !slices.ContainsFunc(p.Status.Conditions, func(cond rc.Condition) bool {
+		return cond.True && cond.Type != rc.Converged && cond.Type != rc.RolloutTrouble
+	})
 }
 
 // holdsUp returns why nothing may be placed beside a companion, "" when it may.

@@ -1,8 +1,11 @@
-package runner
+// Package roll is what the owner of a service does for its rollout (ADR 16, ADR 29), apart from reading and writing: what a
+// decision is made from, what it writes, what people are alerted to, and the gates that it asks.
+package roll
 
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/contain"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
@@ -20,9 +23,12 @@ type Question struct {
 	Try      int           `json:"try"`      // from 1
 }
 
-// gate is the call of one rollout that is under way, or its answer. Calls run beside the steps: an operator can pause or abort
-// meanwhile.
-type gate struct {
+// Ask asks a gate, once; an error is a no. See webhook.Ask.
+type Ask func(ctx context.Context, url string, timeout time.Duration, body any) error
+
+// Gate is the call of one rollout that is under way, or its answer. Calls run beside the looks: an operator can pause or abort
+// meanwhile. The zero value asks nobody.
+type Gate struct {
 	mu  sync.Mutex
 	now *asking // nil: nobody is asked
 }
@@ -36,8 +42,8 @@ type asking struct {
 	done    chan struct{} // closed when the call has ended
 }
 
-// answer returns the answer to the last call of a rollout; nil: there is none yet.
-func (g *gate) answer(rolloutID string) *rollout.GateAnswer {
+// Answer returns the answer to the last call of a rollout; nil: there is none yet.
+func (g *Gate) Answer(rolloutID string) *rollout.GateAnswer {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.now == nil || g.now.rollout != rolloutID {
@@ -46,8 +52,11 @@ func (g *gate) answer(rolloutID string) *rollout.GateAnswer {
 	return g.now.got
 }
 
+// Stop ends the call. It returns when that has ended.
+func (g *Gate) Stop() { g.put(nil) }
+
 // put replaces the call, and returns when that before has ended.
-func (g *gate) put(next *asking) {
+func (g *Gate) put(next *asking) {
 	g.mu.Lock()
 	before := g.now
 	g.now = nil
@@ -62,31 +71,31 @@ func (g *gate) put(next *asking) {
 }
 
 // under reports whether the same call is being made.
-func (g *gate) under(rolloutID string, call *rollout.GateCall) bool {
+func (g *Gate) under(rolloutID string, call *rollout.GateCall) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	a := g.now
 	return a != nil && a.rollout == rolloutID && a.got == nil && a.call.Phase == call.Phase && a.call.Index == call.Index && a.call.Stage == call.Stage
 }
 
-// ask makes the call that a decision asked for, and ends any other one. The decision has landed: what an answer to an earlier call said
-// is in it.
-func (r *Runner) ask(ctx context.Context, record *rollout.Record, c *carried, call *rollout.GateCall) {
-	if call != nil && c.gate.under(record.ID, call) {
+// Call makes the call that a decision asked for, nil for none, and ends any other one. The decision has landed: what an answer to an earlier
+// call said is in it. Answered is told when there is an answer.
+func (g *Gate) Call(ctx context.Context, record *rollout.Record, call *rollout.GateCall, ask Ask, answered func(err error)) {
+	if call != nil && g.under(record.ID, call) {
 		return
 	}
 	if call == nil {
-		c.gate.put(nil)
+		g.put(nil)
 		return
 	}
 	a := &asking{rollout: record.ID, call: call, done: make(chan struct{})}
 	ctx, a.cancel = context.WithCancel(ctx)
-	c.gate.put(a)
+	g.put(a)
 	question := questionOf(record, call)
 	go func() {
 		defer close(a.done)
 		defer a.cancel()
-		err := contain.Do(func() error { return r.cfg.Ask(ctx, call.Hook.URL, call.Timeout, question) }) // what panics is no yes
+		err := contain.Do(func() error { return ask(ctx, call.Hook.URL, call.Timeout, question) }) // what panics is no yes
 		if ctx.Err() != nil {
 			return // nobody waits for it any more
 		}
@@ -94,13 +103,10 @@ func (r *Runner) ask(ctx context.Context, record *rollout.Record, c *carried, ca
 		if err != nil {
 			got.Error = err.Error()
 		}
-		r.cfg.Metrics.asked(err)
-		c.gate.mu.Lock()
+		g.mu.Lock()
 		a.got = got
-		c.gate.mu.Unlock()
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.want(record.Service)
+		g.mu.Unlock()
+		answered(err)
 	}()
 }
 
@@ -116,11 +122,4 @@ func questionOf(record *rollout.Record, call *rollout.GateCall) Question {
 		q.Try += record.Gate.Tries
 	}
 	return q
-}
-
-// stopGates ends all calls, when nothing else runs any more.
-func (r *Runner) stopGates() {
-	for _, c := range r.carried {
-		c.gate.put(nil)
-	}
 }

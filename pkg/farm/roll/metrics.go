@@ -1,4 +1,4 @@
-package runner
+package roll
 
 import (
 	"sync"
@@ -11,7 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Metrics is what a runner counts. It outlives sessions. Every label value exists from the start, and none names a service.
+// Metrics is what the owners of a farm count of rollouts. It outlives sessions. Every label value exists from the start, and none names a service.
 type Metrics struct {
 	running             *prometheus.GaugeVec
 	steps, ended, gates *prometheus.CounterVec
@@ -19,7 +19,7 @@ type Metrics struct {
 	panics              prometheus.Counter
 
 	mu     sync.Mutex
-	states map[string]rollout.State // by service, of those that this farm carries out
+	states map[string]rollout.State // by unit, of those that this farm owns
 }
 
 var (
@@ -36,7 +36,7 @@ const (
 // stageBuckets are in seconds.
 var stageBuckets = []float64{.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800}
 
-// NewMetrics makes and registers the metrics of a runner.
+// NewMetrics makes and registers the metrics of rollouts.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := obs.NewMeter(reg, "rollout")
 	return &Metrics{
@@ -50,22 +50,22 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 }
 
-// carries notes in which state a rollout is that this farm carries out; "": it does not any more.
-func (m *Metrics) carries(service string, state rollout.State) {
+// Carries notes in which state the rollout of a unit is that this farm owns; "": it has none, or the unit is not the farm's any more.
+func (m *Metrics) Carries(unit string, state rollout.State) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.states[service] == state {
+	if m.states[unit] == state {
 		return
 	}
-	m.states[service] = state
+	m.states[unit] = state
 	if state == "" {
-		delete(m.states, service)
+		delete(m.states, unit)
 	}
 	m.publish()
 }
 
-// reset forgets what the runner of an earlier session carried out.
-func (m *Metrics) reset() {
+// Reset forgets what the farm owned under an earlier session.
+func (m *Metrics) Reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	clear(m.states)
@@ -83,8 +83,8 @@ func (m *Metrics) publish() {
 	}
 }
 
-// stepped counts one write and, when it landed, the stage or the rollout that it ended.
-func (m *Metrics) stepped(before *rollout.Record, d *rollout.Decision, now time.Time, err error) {
+// Stepped counts one write and, when it landed, the stage or the rollout that it ended.
+func (m *Metrics) Stepped(before *rollout.Record, d *rollout.Decision, now time.Time, err error) {
 	m.steps.WithLabelValues(store.Outcome(err, "committed")).Inc()
 	if err != nil {
 		return
@@ -97,11 +97,14 @@ func (m *Metrics) stepped(before *rollout.Record, d *rollout.Decision, now time.
 	}
 }
 
-// asked counts a call of a gate.
-func (m *Metrics) asked(err error) {
+// Asked counts a call of a gate.
+func (m *Metrics) Asked(err error) {
 	answer := gateAgreed
 	if err != nil {
 		answer = gateNo
 	}
 	m.gates.WithLabelValues(answer).Inc()
 }
+
+// Panicked counts a look at a rollout that panicked.
+func (m *Metrics) Panicked() { m.panics.Inc() }

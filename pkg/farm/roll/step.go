@@ -1,0 +1,198 @@
+package roll
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// Seen is what a step is decided from: the unit as it was read, and what its owner found besides.
+type Seen struct {
+	Unit    *store.Unit
+	Schema  store.Rec[store.Schema]
+	Breaker store.Rec[store.Breaker]
+	// Found are the statuses of the controllers as the passes of this look found them, by id. Of others the stored one counts.
+	Found map[string]*rc.Status
+	// Ran are what nodes report of the pod that runs once, where the rollout has one.
+	Ran     []pod.Reality
+	Now     time.Time
+	Watched time.Duration // how long the owner has seen the rollout without progress
+	Gate    *rollout.GateAnswer
+}
+
+// Observe is what a decision about the rollout is made from.
+func Observe(s *Seen) rollout.Observed {
+	r := &s.Unit.Rollout.Value
+	o := rollout.Observed{
+		Now: s.Now.UTC(), Watched: &s.Watched, Epoch: s.Schema.Value.Epoch, Gate: s.Gate, Revisions: map[string]rollout.Seen{},
+	}
+	switch b := &s.Breaker; {
+	case b.Index == 0:
+		o.Breaker = "its record is missing, or cannot be read"
+	case b.Value.Tripped:
+		o.Breaker = b.Value.Reason
+		if o.Breaker == "" {
+			o.Breaker = "it is tripped"
+		}
+	}
+	ids := field.Each(r.Revisions, func(of rollout.Revision) string { return of.RC })
+	for _, id := range ids { // one that is not there is empty; of those that cannot be read nothing is known
+		h := s.Unit.Heads[id]
+		switch {
+		case h == nil || !h.Exists():
+			o.Revisions[id] = rollout.Seen{}
+		case h.Err == nil:
+			o.Revisions[id] = rollout.Seen{RC: h.RC.Value, Status: s.statusOf(id)}
+		}
+	}
+	if r.PreDeploy != nil {
+		o.PreDeploy = ranOnce(s.statusOf(r.PreDeploy.RC), s.Ran)
+	}
+	return o
+}
+
+// statusOf returns the status of a controller, nil where there is none.
+func (s *Seen) statusOf(id string) *rc.Status {
+	if st := s.Found[id]; st != nil {
+		return st
+	}
+	if h := s.Unit.Heads[id]; h != nil {
+		return h.Status
+	}
+	return nil
+}
+
+// StepOf returns what a decision writes, nil for nothing. The owner adds its fence.
+func StepOf(s *Seen, d *rollout.Decision, who string) *store.RolloutStep {
+	if !d.Write && !d.Ended && len(d.RCs)+len(d.Delete)+len(d.Audit) == 0 && d.Alert == "" {
+		return nil
+	}
+	step := &store.RolloutStep{Unit: s.Unit, Schema: s.Schema.Index, Breaker: s.Breaker.Index, RCs: withDeleted(s, d, who), Ended: d.Ended}
+	if d.Write || d.Ended {
+		step.Record = &d.Record
+	}
+	if len(d.Audit) > 0 || d.Ended {
+		a := store.NewAudit(who, deedOf(d), rcOf(d), d.Audit)
+		step.Audit = &a
+	}
+	if d.Alert != "" {
+		step.Trouble = &store.RolloutTrouble{Rollout: d.Record.ID, Reason: field.Cut(d.Alert, rc.MaxReason), Ended: d.Ended}
+	}
+	return step
+}
+
+// withDeleted returns the controllers that a decision changes, those with it that only get the deletion mark.
+func withDeleted(s *Seen, d *rollout.Decision, who string) []rc.RC {
+	all := slices.Clone(d.RCs)
+	now := s.Now.UTC()
+	for _, id := range d.Delete {
+		h := s.Unit.Heads[id]
+		if h == nil || h.Err != nil || h.RC.Value.DeletedAt != nil || slices.ContainsFunc(d.RCs, func(r rc.RC) bool { return r.ID == id }) {
+			continue
+		}
+		gone := h.RC.Value
+		gone.DeletedAt, gone.ChangedBy, gone.Mutator = &now, who, ""
+		gone.Generation++
+		all = append(all, gone)
+	}
+	for i := range all {
+		h := s.Unit.Heads[all[i].ID]
+		if all[i].ChangedBy == "" || h == nil || all[i].Generation != h.RC.Value.Generation {
+			all[i].ChangedBy = who
+		}
+	}
+	return all
+}
+
+// deedOf is what an audit record calls a step.
+func deedOf(d *rollout.Decision) string {
+	if !d.Ended {
+		return "rollout"
+	}
+	switch d.Record.State {
+	case rollout.Done:
+		return "rollout-succeeded"
+	case rollout.Aborted:
+		return "rollout-cancelled"
+	default:
+		return "rollout-failed"
+	}
+}
+
+// rcOf is the controller that an audit record is about: that of the revision which gets pods.
+func rcOf(d *rollout.Decision) string {
+	if up := d.Record.Upward(); up != nil {
+		return up.RC
+	}
+	return d.Record.Revisions[len(d.Record.Revisions)-1].RC
+}
+
+// ranOnce is what the status of a controller of one pod, which is never started again, and what its node reports, say about its run;
+// nil: nothing yet.
+func ranOnce(st *rc.Status, realities []pod.Reality) *rollout.PreDeployed {
+	if st != nil && st.Lost > 0 {
+		return &rollout.PreDeployed{Lost: true}
+	}
+	for i := range realities {
+		reality := &realities[i]
+		if exit := reality.LastExit; exit != nil {
+			done := &rollout.PreDeployed{Finished: true, Exit: exit.Code, Tail: reality.LogTail}
+			if exit.Unknown || exit.Signal != "" {
+				done.Exit, done.Failed = -1, "it "+exit.String()
+			}
+			return done
+		}
+	}
+	if st == nil {
+		return nil
+	}
+	for _, f := range st.Failing {
+		if f.Hopeless {
+			return &rollout.PreDeployed{Failed: f.Reason}
+		}
+	}
+	return nil
+}
+
+// CannotWork is how the reason begins why nothing moves where a look at the rollout panicked.
+const CannotWork = "it cannot be worked on: "
+
+// Stopped is the step that says in the record why a rollout cannot be worked on, nil where it says so already.
+func Stopped(u *store.Unit, schema, breaker uint64, why string) *store.RolloutStep {
+	reason := field.Cut(CannotWork+why, rc.MaxReason)
+	next := u.Rollout.Value
+	if next.BlockedReason == reason {
+		return nil
+	}
+	next.BlockedReason = reason
+	return &store.RolloutStep{
+		Unit: u, Schema: schema, Breaker: breaker, Record: &next, Trouble: &store.RolloutTrouble{Rollout: next.ID, Reason: reason},
+	}
+}
+
+// Trouble returns what people are to be alerted to about the rollout of a unit, "" for nothing. What a step wrote stands while the
+// rollout is paused, rolls back, or cannot be worked on; and once it has ended, until another one begins.
+func Trouble(u *store.Unit) string {
+	t, r := &u.Trouble, &u.Rollout.Value
+	switch {
+	case u.RolloutErr != nil:
+		return u.RolloutErr.Error()
+	case t.Index == 0:
+		return ""
+	case u.Rollout.Index == 0 && t.Value.Ended:
+		return t.Value.Reason
+	case u.Rollout.Index == 0 || r.ID != t.Value.Rollout:
+		return ""
+	case r.State == rollout.Progressing || r.State == rollout.WaitingForPromote:
+		if !strings.HasPrefix(r.BlockedReason, CannotWork) {
+			return ""
+		}
+	}
+	return t.Value.Reason
+}
