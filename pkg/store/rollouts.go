@@ -50,10 +50,10 @@ type RolloutStep struct {
 	Schema  uint64 // index
 	Breaker uint64 // index; zero: there is no record
 	// Record is the rollout as it shall be; nil leaves it as it is. Ended removes it.
-	Record *rollout.Record
-	Ended  bool
-	RCs    []rc.RC // that change; the others of the unit must be as they were read
-	Audit  *Audit
+	Record  *rollout.Record
+	Ended   bool
+	RCs     []rc.RC // that change; the others of the unit must be as they were read
+	Audit   *Audit
 	Trouble *RolloutTrouble // that people are to be alerted to; nil: none is new
 }
 
