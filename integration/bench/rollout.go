@@ -186,8 +186,8 @@ func (w *world) roll(ctx context.Context, service string, rev int64, replicas in
 // rolled says what is wrong after a rollout has ended.
 func (w *world) rolled(ctx context.Context, d *store.Deploy, replicas int) error {
 	next, err := w.store.RCs.Get(ctx, store.Consistent, d.RCs[len(d.RCs)-1].Value.ID)
-	if err == nil && (next.Value.Desired() != replicas || next.Value.Mutator != "") {
-		err = fmt.Errorf("after its rollout %s asks for %d replicas, and belongs to %q", next.Value.Name, next.Value.Desired(), next.Value.Mutator)
+	if err == nil && next.Value.Desired() != replicas {
+		err = fmt.Errorf("after its rollout %s asks for %d replicas", next.Value.Name, next.Value.Desired())
 	}
 	return err
 }

@@ -177,7 +177,7 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 	_ = c.resume(ctx) // farms that may stop nothing are not busy
 	recs, _, err := c.stores[rng.IntN(servers)].RCs.List(ctx, store.Default)
 	recs = slices.DeleteFunc(recs, func(r store.Rec[rc.RC]) bool {
-		return r.Value.Service != nil || r.Value.Mutator != "" || r.Value.EachNode() // those are changed by rollouts, or have no number
+		return r.Value.Service != nil || rc.IsPreDeploy(r.Value.ID) || r.Value.EachNode() // those are changed by rollouts, or have no number
 	})
 	if err != nil || len(recs) == 0 {
 		return
@@ -440,7 +440,12 @@ func (w *workload) sayOnce(ctx context.Context, said map[string]bool) error {
 		return err
 	}
 	for _, r := range recs {
-		if said[r.Value.ID] || r.Value.Mutator != "" {
+		if said[r.Value.ID] {
+			continue
+		}
+		if rolls, err := st.Deployments.RolloutFor(call, &r.Value); err != nil {
+			return err
+		} else if rolls != nil {
 			continue // a rollout says its controllers again
 		}
 		r.Value.Disabled = false
@@ -476,8 +481,13 @@ func (w *workload) sayAgainWhereFound(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if rec.Value.Generation != s.Value.ObservedGeneration || rec.Value.DeletedAt != nil || rec.Value.Mutator != "" {
+		if rec.Value.Generation != s.Value.ObservedGeneration || rec.Value.DeletedAt != nil {
 			continue // what was said is not yet heard
+		}
+		if rolls, err := st.Deployments.RolloutFor(call, &rec.Value); err != nil {
+			return err
+		} else if rolls != nil {
+			continue
 		}
 		if err := writeRC(call, st, rec, nil, "apply again", true); err != nil {
 			return err

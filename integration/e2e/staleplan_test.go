@@ -47,15 +47,13 @@ func stalePlan(e *env) {
 	e.runs(map[string]int{"2": 3})
 }
 
-// released waits until the owners have released what the last rollout held: until then nothing can be planned.
+// released waits until the last rollout has ended: until then nothing can be planned.
 func (e *env) released() {
 	e.t.Helper()
 	e.within(limit, func() error {
-		recs, corrupt, err := e.store.RCs.List(e.t.Context(), store.Default)
+		recs, corrupt, err := e.store.Deployments.ListRollouts(e.t.Context())
 		for i := range recs {
-			if r := &recs[i].Value; r.Mutator != "" {
-				err = errors.Join(err, fmt.Errorf("%s is held by %s", r.Name, r.Mutator))
-			}
+			err = errors.Join(err, fmt.Errorf("%s has a rollout", recs[i].Value.Service))
 		}
 		return errors.Join(append(corrupt, err)...)
 	})

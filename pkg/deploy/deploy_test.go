@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -93,14 +92,10 @@ func (w *world) end(t *testing.T, outcome rollout.State, reason string) {
 		t.Fatal(svc, err)
 	}
 	keys := w.Store.Keys()
-	for _, c := range svc.Controllers {
-		c.RC.Mutator = ""
-		w.put(t, keys.RCs.Key(c.RC.ID), c.RC)
-	}
 	e := svc.History[len(svc.History)-1]
 	e.Outcome, e.Reason = outcome, reason
 	w.put(t, keys.Deployments.Key("web", "history", strconv.FormatInt(e.Revision, 10)), e)
-	if _, err := w.consul.Commit(t.Context(), []consul.Op{consul.Delete(keys.Rollouts.Key("web"))}); err != nil {
+	if _, err := w.consul.Commit(t.Context(), []consul.Op{consul.Delete(keys.Rollouts.Key(svc.Deployed.ID))}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -123,14 +118,14 @@ func TestDeployingTwice(t *testing.T) {
 		t.Fatalf("%+v", svc)
 	}
 	r := svc.Controllers[0].RC
-	if r.ChangedBy != "ann" || r.Mutator != svc.Rollout.Term() || r.Desired() != 0 || r.Name != "web-r1" || r.ID != rc.RevisionID(svc.Deployed.ID, 1) {
+	if r.ChangedBy != "ann" || !svc.Rollout.Has(r.ID) || r.Desired() != 0 || r.Name != "web-r1" || r.ID != rc.RevisionID(svc.Deployed.ID, 1) {
 		t.Errorf("%+v", r)
 	}
 	keys := w.Store.Keys()
 	found, err := w.consul.GetMany(t.Context(), []string{
-		keys.Names.Key("web-r1"), keys.Drops.Key(r.ID), keys.Bells.Key(r.ID), keys.RolloutBells.Key("web"), keys.Manifests.Key(r.ManifestDigest),
+		keys.Names.Key("web-r1"), keys.Drops.Key(r.ID), keys.Bells.Key(r.ID), keys.Manifests.Key(r.ManifestDigest),
 	}, consul.Consistent)
-	if err != nil || len(found) != 5 {
+	if err != nil || len(found) != 4 {
 		t.Errorf("%d records, %v", len(found), err)
 	}
 	if again, err := w.deployment(t, "a").Run(t.Context()); err != nil || !again.Empty() {
@@ -215,13 +210,12 @@ func TestDraftsThatAreRefused(t *testing.T) {
 		"the service is there": func(t *testing.T, w *world, d *record.Draft) {
 			w.put(t, w.Store.Keys().Deployed.Key("web"), d.Deployed)
 		},
-		"the name is taken":         func(t *testing.T, w *world, _ *record.Draft) { w.put(t, w.Store.Keys().Names.Key("web-r1"), "x") },
-		"another rollout":           func(t *testing.T, w *world, d *record.Draft) { w.put(t, w.Store.Keys().Rollouts.Key("web"), d.Rollout) },
+		"the name is taken": func(t *testing.T, w *world, _ *record.Draft) { w.put(t, w.Store.Keys().Names.Key("web-r1"), "x") },
+		"another rollout": func(t *testing.T, w *world, d *record.Draft) {
+			w.put(t, w.Store.Keys().Rollouts.Key(d.Rollout.Unit()), d.Rollout)
+		},
 		"another epoch":             func(_ *testing.T, _ *world, d *record.Draft) { d.Rollout.Epoch = "x" },
 		"a controller that is gone": func(_ *testing.T, _ *world, d *record.Draft) { d.Change = append(d.Change, rc.RC{ID: "x"}) },
-		"a lock is held": func(t *testing.T, w *world, _ *record.Draft) {
-			lock(t, w.Store.Keys().RolloutLocks.Key("web"))
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -239,8 +233,7 @@ func TestDraftsThatAreRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			err = w.Commit(t.Context(), caught.draft)
-			var refused *plan.RefusedError
-			if !errors.Is(err, plan.ErrChanged) && !(name == "a lock is held" && errors.As(err, &refused)) {
+			if !errors.Is(err, plan.ErrChanged) {
 				t.Error(err)
 			}
 			if after, err := w.consul.Keys(t.Context(), w.Store.Keys().Prefix()); err != nil || !slices.Equal(before, after) {
@@ -257,34 +250,6 @@ type catcher struct {
 }
 
 func (c *catcher) Commit(_ context.Context, d *record.Draft) error { c.draft = d; return nil }
-
-// lock takes a lock with a session that nothing renews, nor needs to.
-func lock(t *testing.T, key string) {
-	t.Helper()
-	put := func(path, body string) string {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://"+consultest.Shared(t).Addr+"/v1/"+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		answer, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != http.StatusOK {
-			t.Fatalf("%s: %s %s %v", path, resp.Status, answer, err)
-		}
-		return string(answer)
-	}
-	var session struct{ ID string }
-	if err := json.Unmarshal([]byte(put("session/create", "{}")), &session); err != nil {
-		t.Fatal(err)
-	}
-	if got := put("kv/"+key+"?acquire="+session.ID, `{"farm":"f"}`); strings.TrimSpace(got) != "true" {
-		t.Fatal(got)
-	}
-}
 
 func TestAwait(t *testing.T) {
 	t.Parallel()

@@ -195,6 +195,9 @@ const maxAnswered = 32
 // newBatch returns a pass's first batch, which reports and answers besides, or with a nil plan a later one.
 func (ps *writer) newBatch(plan *reconcile.Plan) *batch {
 	b := &batch{Batch: store.Batch{Fence: ps.mem.fence, RCID: ps.id, RCIndex: ps.head.RC.Index, Beside: ps.beside()}}
+	if ps.head.RC.Value.Service != nil {
+		b.Rollout = &ps.view.Rollout.Index
+	}
 	if ps.minimum != nil {
 		b.Newest = ps.minimum.newest() // or another one: see commitLeaving
 	}

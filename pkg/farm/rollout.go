@@ -146,24 +146,22 @@ func (u *unit) rollSuffers(ctx context.Context, panicked *contain.Panic) {
 	}
 }
 
-// inCharge reports whether the rollout of the unit is in charge of a controller. One that cannot be read may be.
-func (v *view) inCharge(r *rc.RC) bool {
-	return r.Mutator != "" && (v.RolloutErr != nil || v.Rollout.Index != 0 && v.Rollout.Value.Term() == r.Mutator)
-}
-
-// readRollout takes in the rollout of the unit. A controller that names one which is not in charge belongs to none; that of a pre_deploy
-// is disabled then, so that its program, which may have run, does not run again.
+// readRollout takes in the rollout of the unit, where it is in charge of the controller. One that cannot be read may be. Without its rollout
+// the controller of a pre_deploy counts as disabled, so that its program, which may have run, does not run again.
 func (ps *reader) readRollout() {
-	s := ps.snapshot
+	s, record := ps.snapshot, &ps.Rollout.Value
 	if ps.carrier() == ps.id {
 		s.RolloutTrouble = roll.Trouble(&ps.Unit)
 	}
+	preDeploy := rc.IsPreDeploy(ps.id)
 	switch {
-	case s.RC.Mutator == "":
-	case ps.inCharge(&s.RC):
-		s.RolloutIdle = ps.RolloutErr == nil && ps.Rollout.Value.State.Idle()
-	default:
-		s.RC.Mutator, s.RC.Disabled = "", s.RC.Disabled || s.RC.Service == nil
+	case s.RC.Service == nil && !preDeploy:
+	case ps.RolloutErr != nil:
+		s.Rollout = "(its record cannot be read)"
+	case ps.Rollout.Index != 0 && record.Has(ps.id):
+		s.Rollout, s.RolloutIdle = record.Term(), record.State.Idle()
+	case preDeploy:
+		s.RC.Disabled = true
 	}
 }
 

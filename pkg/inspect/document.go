@@ -30,7 +30,6 @@ type RCDocument struct {
 	Generation     int64             `json:"generation"`
 	ChangedBy      string            `json:"changed_by"`
 	DeletedAt      *time.Time        `json:"deleted_at,omitempty"`
-	Mutator        string            `json:"mutator,omitempty"`
 	ManifestDigest string            `json:"manifest_digest"`
 	GroupManifests map[string]string `json:"group_manifests,omitempty"`
 	Status         *StatusView       `json:"status"`
@@ -40,7 +39,7 @@ type RCDocument struct {
 func NewRCDocument(r *rc.RC, v *RCView) RCDocument {
 	return RCDocument{
 		Spec: *rc.SpecOf(r, v.Manifest), ID: v.ID, State: v.State, Generation: v.Generation, ChangedBy: v.ChangedBy,
-		DeletedAt: v.DeletedAt, Mutator: v.Mutator, ManifestDigest: v.ManifestDigest, GroupManifests: v.GroupManifests, Status: v.Status,
+		DeletedAt: v.DeletedAt, ManifestDigest: v.ManifestDigest, GroupManifests: v.GroupManifests, Status: v.Status,
 	}
 }
 
@@ -136,7 +135,6 @@ type ServerFields struct {
 	Generation     json.RawMessage `json:"generation"`
 	ChangedBy      json.RawMessage `json:"changed_by"`
 	DeletedAt      json.RawMessage `json:"deleted_at"`
-	Mutator        json.RawMessage `json:"mutator"`
 	ManifestDigest json.RawMessage `json:"manifest_digest"`
 	GroupManifests json.RawMessage `json:"group_manifests"`
 	Status         json.RawMessage `json:"status"`

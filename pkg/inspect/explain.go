@@ -42,6 +42,7 @@ type Situation struct {
 	Epoch   string // of the cluster
 	Farms   []store.Member
 	Owner   string         // farm that holds the lock; empty: none
+	Rollout string         // that is in charge of the controller; empty: none
 	Breaker *store.Breaker // nil: missing or unreadable
 }
 
@@ -235,8 +236,8 @@ func upgrade(s *Situation) []Cause {
 		}
 	}
 	switch {
-	case outdated > 0 && s.RC.Mutator != "":
-		causes = append(causes, Cause{fmt.Sprintf("%s on another manifest; rollout %s is in charge of that.", podsAre(outdated), s.RC.Mutator), "Look at the rollout."})
+	case outdated > 0 && s.Rollout != "":
+		causes = append(causes, Cause{fmt.Sprintf("%s on another manifest; rollout %s is in charge of that.", podsAre(outdated), s.Rollout), "Look at the rollout."})
 	case outdated > 0 && !s.is(rc.Blocked) && !s.is(rc.Regressed):
 		causes = append(causes, Cause{fmt.Sprintf("%s still on another manifest; they are upgraded one at a time.", podsAre(outdated)), "Wait: rcctl rc status " + s.RC.Name + " --watch"})
 	}

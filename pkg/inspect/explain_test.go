@@ -134,7 +134,7 @@ func explainCases() map[string]struct {
 		"rollout": {func(s *Situation) {
 			s.report(func(*pod.Reality) {})
 			s.Placements[0].Digest = "old"
-			s.RC.Mutator = "r7"
+			s.Rollout = "r7"
 		}, []string{"rollout r7 is in charge"}, "one at a time"},
 		"no nodes": {func(s *Situation) { s.not(rc.InsufficientNodes, "x"); s.Nodes = nil; s.Placements = nil }, []string{"There is no node at all.", "Start a preparer"}, ""},
 		"nodes of all kinds": {func(s *Situation) {
@@ -157,8 +157,9 @@ func explainCases() map[string]struct {
 			"have no living preparer: dead.", "are drained or cordoned: cordoned, drained.", "rcctl node undrain", "no slot, CPU or memory left for it: full.",
 			"have its port taken by another pod: n1.",
 		}, "there is room"},
-		"waits for the service": {func(s *Situation) { s.not(rc.WaitsForService, "1 replicas wait: x") }, []string{"It waits for the other revisions of its service: 1 replicas wait: x.", "Wait; if one of them holds"}, ""},
-		"the rollout is gone":   {func(s *Situation) { s.not(rc.RolloutGone, "2 of 3 x") }, []string{"Its upgrade in place has stopped midway: 2 of 3 x.", "Deploy the service again."}, ""},
+		"waits for the service":   {func(s *Situation) { s.not(rc.WaitsForService, "1 replicas wait: x") }, []string{"It waits for the other revisions of its service: 1 replicas wait: x.", "Wait; if one of them holds"}, ""},
+		"the rollout is gone":     {func(s *Situation) { s.not(rc.RolloutGone, "2 of 3 x") }, []string{"Its upgrade in place has stopped midway: 2 of 3 x.", "Deploy the service again."}, ""},
+		"the rollout has trouble": {func(s *Situation) { s.not(rc.RolloutTrouble, "x") }, []string{"The rollout of its service needs somebody: x.", "Look at it: rcctl rollout status SERVICE"}, ""},
 		"something else has the port": {func(s *Situation) {
 			s.not(rc.InsufficientNodes, "x")
 			for _, v := range s.Nodes {

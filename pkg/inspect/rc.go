@@ -42,7 +42,6 @@ type RCView struct {
 	// ProgressDeadline is how long a pod that is upgraded or moved may take to become available, default included.
 	ProgressDeadline field.Duration     `json:"progress_deadline"`
 	Strategy         rc.Strategy        `json:"strategy"`
-	Mutator          string             `json:"mutator,omitempty"` // rollout in charge
 	ManifestDigest   string             `json:"manifest_digest"`
 	GroupManifests   map[string]string  `json:"group_manifests,omitempty"` // digests by role, of the groups whose manifest is another
 	Manifest         *manifest.Manifest `json:"manifest,omitempty"`        // only from rc get
@@ -83,7 +82,7 @@ func NewRCView(r *rc.RC, st *rc.Status, farms []store.Member) RCView {
 		ID: r.ID, Name: r.Name, State: StateOf(r, st, farms), Generation: r.Generation, ChangedBy: r.ChangedBy,
 		DeletedAt: r.DeletedAt, Disabled: r.Disabled, Labels: r.Labels, NodeSelector: r.NodeSelector,
 		PodLabels: r.PodLabels, Mode: r.Mode, Replicas: c.Desired(), ReplicaGroups: append([]rc.ReplicaGroup{}, r.ReplicaGroups...), MaxPerNode: r.MaxPerNode, Spread: r.Spread, Affinity: r.Affinity, Placing: r.Placing,
-		MinAvailable: c.MinimumAvailable(), MaxSurge: r.Surge(), Strategy: r.Strategy, Mutator: r.Mutator,
+		MinAvailable: c.MinimumAvailable(), MaxSurge: r.Surge(), Strategy: r.Strategy,
 		ManifestDigest: r.ManifestDigest, GroupManifests: r.GroupManifests, ProgressDeadline: field.Duration(r.Deadline()),
 		NodeLoss: NodeLossView{
 			Action:         cmp.Or(r.NodeLoss.Action, loss),

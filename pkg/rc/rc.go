@@ -4,7 +4,6 @@ package rc
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -61,7 +60,6 @@ type RC struct {
 	Toggled          int64           `json:"toggled,omitempty"`    // how many of these changes only disabled or enabled it; counts stayed as they were
 	ChangedBy        string          `json:"changed_by"`
 	AllowMassStop    int64           `json:"allow_mass_stop,omitempty"` // the generation that the breaker lets pass
-	Mutator          string          `json:"mutator,omitempty"`         // term of the rollout in charge
 	Service          *Service        `json:"service,omitempty"`         // nil: the controller is no revision of a service
 	InPlace          *InPlace        `json:"in_place,omitempty"`        // nil: every pod gets what its role asks for
 	// MadeIn is the epoch in which the controller was made, as the store says. Empty: it is not known, and the controller counts as older than
@@ -136,12 +134,6 @@ func (r *RC) MinimumAvailable() int {
 		return min(*r.MinAvailable, r.Desired())
 	}
 	return max(0, r.Desired()-1)
-}
-
-// Rollout returns the service whose rollout is in charge of the controller; "": none is.
-func (r *RC) Rollout() string {
-	service, _, _ := strings.Cut(r.Mutator, "/")
-	return service
 }
 
 // Surge returns how many pods above the desired number may exist while pods are moved.

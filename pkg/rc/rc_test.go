@@ -28,7 +28,7 @@ func record() rc.RC {
 		MaxPerNode:    2, Spread: rc.Spread{Label: "example.org/rack"}, MinAvailable: ptr(0), MaxSurge: ptr(2),
 		NodeLoss: rc.NodeLoss{Action: "keep", After: ptr(field.Duration(30 * time.Second)), UnmanagedAfter: ptr(field.Duration(0))},
 		Strategy: rc.Static, Disabled: true, DeletedAt: ptr(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)),
-		Generation: 7, ChangedBy: "ann@host", AllowMassStop: 7, Mutator: "web/roll-1",
+		Generation: 7, ChangedBy: "ann@host", AllowMassStop: 7,
 		Service: &rc.Service{Name: "web", Revision: 2, Companions: []string{"a"}, Min: 3, Max: 4, Standby: true},
 		InPlace: &rc.InPlace{From: "b", Limit: 1},
 	}
@@ -70,7 +70,6 @@ const golden = `{
   "generation": 7,
   "changed_by": "ann@host",
   "allow_mass_stop": 7,
-  "mutator": "web/roll-1",
   "service": {
     "name": "web",
     "revision": 2,

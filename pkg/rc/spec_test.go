@@ -169,7 +169,7 @@ func TestApply(t *testing.T) {
 		ID: r.ID, Name: "web", ManifestDigest: "d", NodeSelector: "a=b", Spread: rc.Spread{Label: "rack"}, Strategy: rc.Dynamic,
 		ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: ptr(2)}},
 		// What the document does not speak of stays.
-		DeletedAt: r.DeletedAt, Generation: 7, ChangedBy: "ann@host", AllowMassStop: 7, Mutator: r.Mutator, Service: r.Service, InPlace: r.InPlace,
+		DeletedAt: r.DeletedAt, Generation: 7, ChangedBy: "ann@host", AllowMassStop: 7, Service: r.Service, InPlace: r.InPlace,
 	}
 	if diff := cmp.Diff(want, r); diff != "" {
 		t.Error(diff)

@@ -25,6 +25,11 @@ func PreDeployID(unit string, revision int64) string {
 	return RevisionID(unit, revision) + "-pre"
 }
 
+// IsPreDeploy reports whether a controller runs before a service's revision, which its id tells.
+func IsPreDeploy(id string) bool {
+	return UnitOf(id) != id && strings.HasSuffix(id, "-pre")
+}
+
 // UnitsOf returns the units of some controllers, each once, in the order of the controllers.
 func UnitsOf(ids []string) []string {
 	var units []string

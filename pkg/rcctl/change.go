@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
@@ -15,6 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -100,11 +100,6 @@ func computeApply(w applyRequest, cur current, newID string) (change, error) {
 	}
 	c.lines = differences(cur.rc, cur.manifest, &after, spec.Pod)
 	stays := cur.rc != nil && unchanged(cur.rc, &after, w.massStop) && cur.manifest != nil && !cur.lacks(digests)
-	if cur.rc != nil && !stays {
-		if err := inRollout(cur.rc, "change"); err != nil {
-			return change{}, err
-		}
-	}
 	switch {
 	case stays && cur.found:
 		c.lines = []string{"pods that were found running: as they were -> as this asks for"}
@@ -145,14 +140,9 @@ func eachNodeScaled(what string, count int) error {
 	return &field.Error{Field: "N", Value: count, Allowed: "no number for " + what + ": its mode is each-node, so that the nodes that match say how many pods there are"}
 }
 
-// changed is the change from one record to another, unless a rollout is in charge of it.
+// changed is the change from one record to another.
 func changed(what string, before *rc.RC, after rc.RC, massStop bool) (change, error) {
 	c := change{what: what, rc: after, none: unchanged(before, &after, massStop), lines: differences(before, nil, &after, nil)}
-	if !c.none {
-		if err := inRollout(before, what); err != nil {
-			return change{}, err
-		}
-	}
 	c.next(massStop)
 	return c, nil
 }
@@ -201,9 +191,6 @@ func computeDelete(cur rc.RC, force, massStop bool, now time.Time) (change, erro
 		c.next(massStop)
 		return c, nil
 	}
-	if err := inRollout(&cur, "delete"); err != nil {
-		return change{}, err
-	}
 	if cur.EachNode() && !force {
 		return change{}, refusedf("rc %s has a pod on every matching node; add --force to stop them all, nothing was written", cur.Name)
 	}
@@ -236,20 +223,16 @@ func (c *change) next(massStop bool) {
 }
 
 // inRollout refuses a change of a controller that a rollout is in charge of.
-func inRollout(r *rc.RC, verb string) error {
-	if r.Mutator == "" {
-		return nil
-	}
-	service, id, named := strings.Cut(r.Mutator, "/")
-	if !named {
-		return refusedf("rc %s: rollout %s is in charge of it; finish or abort that rollout first, nothing was written", r.Name, r.Mutator)
-	}
-	do := "deploy the service's document: rcctl deploy -f FILE"
-	if verb == "scale" {
-		do = "scale the service: rcctl scale " + service + " N"
+func inRollout(c *change, rolls *rollout.Record) error {
+	verb, do := c.what, "deploy the service's document: rcctl deploy -f FILE"
+	switch verb {
+	case "scale":
+		do = "scale the service: rcctl scale " + rolls.Service + " N"
+	case "apply":
+		verb = "change"
 	}
 	return refusedf("rc %s: rollout %s of service %s is in charge of it, so that nobody may %s it besides; %s, or end the rollout: rcctl rollout abort %s; nothing was written",
-		r.Name, id, service, verb, do, service)
+		c.rc.Name, rolls.ID, rolls.Service, verb, do, rolls.Service)
 }
 
 // deleting refuses a change of a controller that is on its way out.

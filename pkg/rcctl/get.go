@@ -15,6 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -59,8 +60,12 @@ func runGet(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
 		_, err = std.out.Write(text)
 		return err
 	}
+	rolls, err := s.Deployments.RolloutFor(c.Context, r)
+	if err != nil && !isCorrupt(err) {
+		return err
+	}
 	return std.print(c, view, nil, func(w io.Writer) error {
-		return writeRC(w, view, inspect.NewStatusView(r, o.Status, o.Farms), coloured(w), time.Now())
+		return writeRC(w, view, rolls, inspect.NewStatusView(r, o.Status, o.Farms), coloured(w), time.Now())
 	})
 }
 
@@ -70,7 +75,7 @@ func (s *conn) farms(ctx context.Context) ([]store.Member, error) {
 	return values(recs), err
 }
 
-func writeRC(w io.Writer, v inspect.RCView, st inspect.StatusView, colours bool, now time.Time) error {
+func writeRC(w io.Writer, v inspect.RCView, rolls *rollout.Record, st inspect.StatusView, colours bool, now time.Time) error {
 	groups := field.Each(v.ReplicaGroups, groupText)
 	if v.Mode == rc.EachNode {
 		groups = []string{fmt.Sprintf("one on each matching node, %d now", v.Replicas)}
@@ -103,8 +108,8 @@ func writeRC(w io.Writer, v inspect.RCView, st inspect.StatusView, colours bool,
 			line("Nodes of "+g.Role, "%s", text)
 		}
 	}
-	if v.Mutator != "" {
-		line("Rollout", "%s is in charge", v.Mutator)
+	if rolls != nil {
+		line("Rollout", "%s is in charge", rolls.Term())
 	}
 	if v.DeletedAt != nil {
 		line("Deleted", "%s ago", inspect.Age(now, *v.DeletedAt))

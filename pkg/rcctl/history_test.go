@@ -93,7 +93,7 @@ func endRollout(t *testing.T, s *conn, outcome rollout.State, counts ...int) {
 		t.Fatal(err)
 	}
 	keys := s.Keys()
-	ops := []consul.Op{consul.Delete(keys.Rollouts.Key("web"))}
+	ops := []consul.Op{consul.Delete(keys.Rollouts.Key(svc.Deployed.ID))}
 	set := func(key string, value any) {
 		data, err := json.Marshal(value)
 		if err != nil {
@@ -102,7 +102,7 @@ func endRollout(t *testing.T, s *conn, outcome rollout.State, counts ...int) {
 		ops = append(ops, consul.Set(key, data))
 	}
 	for i, c := range svc.Controllers {
-		c.RC.Mutator, c.RC.ReplicaGroups = "", []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &counts[i]}}
+		c.RC.ReplicaGroups = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &counts[i]}}
 		set(keys.RCs.Key(c.RC.ID), c.RC)
 	}
 	e := svc.History[len(svc.History)-1]

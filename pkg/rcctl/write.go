@@ -60,6 +60,15 @@ func (s *conn) write(ctx context.Context, compute compute) (c change, err error)
 			return err
 		}
 		audit := store.NewAudit(by, c.what, c.rc.ID, c.lines)
+		if !c.signOnly {
+			rolls, err := s.Deployments.RolloutFor(ctx, &c.rc)
+			if err != nil {
+				return fmt.Errorf("rc %s: %w", c.rc.Name, err)
+			}
+			if rolls != nil {
+				return inRollout(&c, rolls)
+			}
+		}
 		if c.signOnly {
 			err = s.Operator.SignManifests(ctx, c.rc.ID, c.manifests, audit)
 		} else {

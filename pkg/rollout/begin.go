@@ -11,30 +11,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Errors that callers may test for.
-var (
-	ErrRunning = errors.New("another rollout of the service is under way") // retarget it, or abort it first
-	ErrRefused = errors.New("the service cannot be rolled out like this")
-)
+// ErrRefused means that a service cannot be rolled out as asked.
+var ErrRefused = errors.New("the service cannot be rolled out like this")
 
-// Begin makes a rollout. All other controllers of the service go down, whichever deployment or abort left them. An error wraps ErrRunning or ErrRefused and
+// Begin makes a rollout. All other controllers of the service go down, whichever deployment or abort left them. An error wraps ErrRefused and
 // names what is in the way.
 func Begin(s Start) (Started, error) {
-	for _, o := range s.Old {
-		if o.RC.Mutator != "" {
-			return Started{}, fmt.Errorf("%w: %s is in charge of %s", ErrRunning, o.RC.Mutator, o.RC.Name)
-		}
-	}
 	return begin(s, nil)
 }
 
 // Retarget replaces the rollout that is under way by one to another revision. What it was going to is abandoned, and goes down first.
 func Retarget(running Record, s Start) (Started, error) {
-	for _, o := range s.Old {
-		if o.RC.Mutator != "" && o.RC.Mutator != running.Term() {
-			return Started{}, fmt.Errorf("%w: %s is in charge of %s", ErrRunning, o.RC.Mutator, o.RC.Name)
-		}
-	}
 	started, err := begin(s, &running)
 	if err == nil && running.PreDeploy != nil {
 		started.Delete = append(started.Delete, running.PreDeploy.RC)

@@ -90,20 +90,6 @@ func TestForecastOfStages(t *testing.T) {
 	}
 }
 
-func TestWhoIsInChargeOfWhatIsRetargeted(t *testing.T) {
-	started, err := rollout.Begin(starting(rollout.Knobs{}, 4, 4))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for mutator, want := range map[string]error{"": nil, "web/B": nil, "web/other": rollout.ErrRunning} {
-		s := starting(rollout.Knobs{}, 4, 4)
-		s.ID, s.Old[0].RC.Mutator = "C", mutator
-		if _, err := rollout.Retarget(started.Record, s); !errors.Is(err, want) {
-			t.Errorf("%q: %v", mutator, err)
-		}
-	}
-}
-
 // What had no pods before, and has some by now, goes back to those.
 func TestCountsToGoBackTo(t *testing.T) {
 	for before, want := range map[int]int{0: 4, 7: 7} {
@@ -242,7 +228,7 @@ func TestUpgradeThatReplacesAnother(t *testing.T) {
 	back.State, back.Before = rollout.RollingBack, nil
 	for want, running := range map[string]rollout.Record{"d1": first.Record, "d2": back} {
 		s := upgrading(rollout.Knobs{}, nil, "d2", "d3")
-		s.ID, s.Old[0].RC.Mutator = "C", "web/B"
+		s.ID = "C"
 		started, err := rollout.Retarget(running, s)
 		if err != nil || started.Record.Before.ManifestDigest != want {
 			t.Errorf("it goes back to %+v, want %s: %v", started.Record.Before, want, err)

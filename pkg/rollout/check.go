@@ -34,8 +34,6 @@ func (r *Record) Check() error {
 		return fmt.Errorf("the rollout has the phase %q", r.Phase)
 	case r.Strategy == InPlaceStrategy && len(r.Revisions) != 1:
 		return errors.New("a rollout in place has one revision")
-	case r.PreDeploy != nil && rc.UnitOf(r.PreDeploy.RC) != r.Unit():
-		return fmt.Errorf("the rollout names %q as the controller that runs before it, which is not of its unit", r.PreDeploy.RC)
 	}
 	if err := rc.CheckGroups(r.Groups); err != nil {
 		return fmt.Errorf("groups of the rollout: %w", err)
@@ -47,6 +45,9 @@ func (r *Record) Check() error {
 	}
 	if err := r.checkRevisions(); err != nil {
 		return err
+	}
+	if r.PreDeploy != nil && rc.UnitOf(r.PreDeploy.RC) != r.Unit() {
+		return fmt.Errorf("the rollout names %q as the controller that runs before it, which is not of its unit", r.PreDeploy.RC)
 	}
 	errs := r.Update.validate()
 	errs.Nest("knobs", r.Knobs.Validate())

@@ -40,10 +40,9 @@ func (w *Work) finish(read *Record) Decision {
 	w.d.Record = *w.Record
 	w.d.Ended = w.Record.State.Ended()
 	w.d.Write = w.d.Ended || !reflect.DeepEqual(*read, *w.Record)
-	if w.d.Ended && w.d.InEffect == 0 { // nothing but the mutator goes
+	if w.d.Ended && w.d.InEffect == 0 { // the controllers stay as they are
 		for _, m := range w.Members {
-			m.Ctrl = field.Copy(m.read)
-			m.Ctrl.Mutator, m.bump = "", false
+			m.Ctrl, m.bump = field.Copy(m.read), false
 		}
 	}
 	w.d.RCs = w.changed()

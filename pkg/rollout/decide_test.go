@@ -111,7 +111,7 @@ func TestRollbackRestoresCountsAndSaysWhy(t *testing.T) {
 	if d := w.ended; d.InEffect != 1 || !strings.HasSuffix(d.Record.Reason, "; web-r1 has all pods again") || !strings.Contains(d.Record.Reason, "exit 1") {
 		t.Errorf("%+v", d.Record)
 	}
-	if r := w.rcs[web1]; r.Mutator != "" || r.AllowMassStop != 0 || len(r.Service.Companions) != 0 || r.Service.Min != 0 || r.Service.Max != 0 {
+	if r := w.rcs[web1]; r.AllowMassStop != 0 || len(r.Service.Companions) != 0 || r.Service.Min != 0 || r.Service.Max != 0 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -142,7 +142,7 @@ func TestFirstDeploymentObeysTheKnobs(t *testing.T) {
 		}
 		w.settles(t, rollout.Done)
 		w.has(t, map[string]int{web1: 10})
-		if r := w.rcs[web1]; r.Mutator != "" || w.ended.InEffect != 1 {
+		if r := w.rcs[web1]; w.ended.InEffect != 1 {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -343,7 +343,7 @@ func TestAnotherWorldPausesByItself(t *testing.T) {
 	w.run()
 	n := desired(w.rcs[web2])
 	r2 := w.rcs[web2]
-	r2.ReplicaGroups, r2.Mutator = groupsOf(0), ""
+	r2.ReplicaGroups = groupsOf(0)
 	w.rcs[web2], w.epoch, w.holding[web1] = r2, "n2", true
 	if d := w.run(); !strings.Contains(d.Record.BlockedReason, "waiting for the owner of web-r1 to report") || len(d.RCs) > 0 {
 		t.Errorf("%+v", d.Record)
@@ -360,7 +360,7 @@ func TestAnotherWorldPausesByItself(t *testing.T) {
 	if d.Record.BlockedReason != "" || d.Record.Epoch != "n2" || d.Record.State != rollout.Progressing || d.Record.ProgressAt != w.now {
 		t.Errorf("%+v", d.Record)
 	}
-	if desired(w.rcs[web2]) != n || w.rcs[web2].Mutator != "web/R2" {
+	if desired(w.rcs[web2]) != n {
 		t.Error("the counts are not written again")
 	}
 	w.settles(t, rollout.Done)

@@ -66,7 +66,7 @@ type GateAnswer struct {
 type Decision struct {
 	Record Record
 	Write  bool     // Record differs from what was read
-	RCs    []rc.RC  // controllers that change, each with its next generation unless nothing but its mutator goes
+	RCs    []rc.RC  // controllers that change, each with its next generation
 	Delete []string // ids of controllers of RCs, or of the pre-deploy controller, that get the deletion mark; those of RCs have it already
 	Ended  bool     // the record is removed by the transaction that audits its outcome
 	// InEffect is, once it has ended, the revision whose pods make the service: the new one, or the one that it was rolled back to. 0: none alone, as after
@@ -99,7 +99,7 @@ type Start struct {
 // Started is what the transaction that makes a rollout writes.
 type Started struct {
 	Record Record
-	RCs    []rc.RC  // the new controller with its first counts, and the others with mutator, companions and bounds
+	RCs    []rc.RC  // the new controller with its first counts, and the others with companions and bounds
 	Delete []string // controllers that only the replaced rollout needed: they get the deletion mark
 	Audit  []string
 }

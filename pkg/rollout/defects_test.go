@@ -142,7 +142,7 @@ func TestDeployAfterAbortTakesAllRevisionsDown(t *testing.T) {
 		t.Fatalf("%+v", d)
 	}
 	for id, r := range w.rcs {
-		if r.Mutator != "" || r.Service == nil || len(r.Service.Companions) != 1 {
+		if r.Service == nil || len(r.Service.Companions) != 1 {
 			t.Errorf("%s is left as %+v", id, r)
 		}
 	}
@@ -161,7 +161,7 @@ func TestDeployAfterAbortTakesAllRevisionsDown(t *testing.T) {
 func (w *world) deployInPlace(k rollout.Knobs, digest string, change func(*rc.RC)) error {
 	k.Strategy = rollout.InPlaceStrategy
 	next := copied(w.rcs[web1])
-	next.ManifestDigest, next.Mutator = digest, ""
+	next.ManifestDigest = digest
 	next.Service.Revision++
 	if change != nil {
 		change(&next)
@@ -188,7 +188,7 @@ func TestInPlaceAfterAnAbort(t *testing.T) {
 			w.round()
 		}
 		w.ask(rollout.AbortVerb)
-		if r := w.rcs[web1]; r.InPlace == nil || r.InPlace.Limit != 4 || r.Mutator != "" {
+		if r := w.rcs[web1]; r.InPlace == nil || r.InPlace.Limit != 4 {
 			t.Fatalf("%+v", r)
 		}
 		w.round()
@@ -223,7 +223,7 @@ func TestInPlaceRollbackRestoresTheWholeController(t *testing.T) {
 		t.Errorf("%d pods as before, %+v", w.running("d1"), w.ended)
 	}
 	after := w.rcs[web1]
-	if after.NodeSelector != "" || after.MinAvailable != nil || after.Desired() != 6 || after.Labels != nil || after.ManifestDigest != before.ManifestDigest || after.InPlace != nil || after.Mutator != "" {
+	if after.NodeSelector != "" || after.MinAvailable != nil || after.Desired() != 6 || after.Labels != nil || after.ManifestDigest != before.ManifestDigest || after.InPlace != nil {
 		t.Errorf("%+v", after)
 	}
 }
@@ -341,8 +341,6 @@ func TestRefusals(t *testing.T) {
 		"in place besides": {func(s *rollout.Start) { s.Knobs.Strategy = "in-place" }, []string{"only controller", "web-r1"}, rollout.ErrRefused},
 		"blue-green":       {func(s *rollout.Start) { s.Knobs.Strategy, s.Knobs.MaxSurge = "blue-green", amount(3) }, []string{"max_surge is 3", "allowed: 4"}, rollout.ErrRefused},
 		"leave_old":        {func(s *rollout.Start) { s.Knobs.LeaveOld, s.Old = true, nil }, []string{"leave_old"}, rollout.ErrRefused},
-		"mutator":          {func(s *rollout.Start) { s.Old[0].RC.Mutator = "web/X" }, []string{"web/X", "web-r1"}, rollout.ErrRunning},
-		"lock":             {func(s *rollout.Start) { s.LockOwner = "f1" }, []string{"farm f1", "lock"}, rollout.ErrRunning},
 		"static":           {func(s *rollout.Start) { s.New.Strategy = rc.Static }, []string{"pods are static", "in-place"}, rollout.ErrRefused},
 		"volumes":          {func(s *rollout.Start) { s.OnlyInPlace = "it has volumes" }, []string{"it has volumes", "availability", "in-place"}, rollout.ErrRefused},
 		"group":            {func(s *rollout.Start) { s.Knobs.GroupOrder = []string{"x"} }, []string{"group_order", `"x"`}, rollout.ErrRefused},

@@ -54,7 +54,7 @@ func (inPlace) Reverse(w *Work) bool {
 	}
 	was := field.Copy(*before)
 	was.ID, was.Name, was.Generation, was.ChangedBy = m.Ctrl.ID, m.Ctrl.Name, m.Ctrl.Generation, m.Ctrl.ChangedBy
-	was.Service, was.Mutator, was.DeletedAt = m.Ctrl.Service, m.Ctrl.Mutator, m.Ctrl.DeletedAt
+	was.Service, was.DeletedAt = m.Ctrl.Service, m.Ctrl.DeletedAt
 	was.InPlace = &rc.InPlace{Roles: forth.Roles, Limit: max(0, forth.Counted(was.ReplicaGroups)-forth.Limit)}
 	m.Ctrl, w.Record.Before = was, nil
 	w.Record.Groups, m.Manifest, m.Target = rc.Counts(was.ReplicaGroups), was.ManifestDigest, nil
@@ -101,8 +101,7 @@ func (m *Member) atLeast(target int) int {
 
 // Finish implements Strategy.
 func (inPlace) Finish(w *Work) {
-	m := w.Upward()
-	m.Ctrl.Mutator, m.Ctrl.InPlace = "", nil
+	w.Upward().Ctrl.InPlace = nil
 }
 
 // InPlaceStep raises the limit of an upgrade in place.

@@ -152,7 +152,13 @@ func (r *Record) Unit() string {
 	return rc.UnitOf(r.Revisions[0].RC)
 }
 
-// Term is what the mutator of each of its controllers names.
+// Has reports whether the rollout is about a controller.
+func (r *Record) Has(rcID string) bool {
+	return r.PreDeploy != nil && r.PreDeploy.RC == rcID ||
+		slices.ContainsFunc(r.Revisions, func(v Revision) bool { return v.RC == rcID })
+}
+
+// Term names the rollout with its service.
 func (r *Record) Term() string { return r.Service + "/" + r.ID }
 
 // Upward returns the revision that gets pods, nil if none does.

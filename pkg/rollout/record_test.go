@@ -37,8 +37,8 @@ func fullRecord() rollout.Record {
 	return rollout.Record{
 		ID: "01K", Service: "web", Strategy: "canary", State: rollout.Paused, Resume: rollout.Progressing, Reason: "paused by ann", By: "ann", Epoch: "n1",
 		Revisions: []rollout.Revision{
-			{RC: "a", Name: "web-r1", Rev: 1, Manifest: "d1", Direction: rollout.Down, Percent: ptr(60), Target: ptr(3), Min: ptr(5), Max: ptr(5), Bounds: &rollout.Bounds{Min: ptr(3), Max: ptr(3)}, Before: groupsOf(5), Abandoned: true, Standby: true},
-			{RC: "b", Name: "web-r2", Rev: 2, Manifest: "d2", Direction: rollout.Up, Percent: ptr(40), Target: ptr(2), Min: ptr(5), Max: ptr(5), Before: groupsOf(0)},
+			{RC: web1, Name: "web-r1", Rev: 1, Manifest: "d1", Direction: rollout.Down, Percent: ptr(60), Target: ptr(3), Min: ptr(5), Max: ptr(5), Bounds: &rollout.Bounds{Min: ptr(3), Max: ptr(3)}, Before: groupsOf(5), Abandoned: true, Standby: true},
+			{RC: web2, Name: "web-r2", Rev: 2, Manifest: "d2", Direction: rollout.Up, Percent: ptr(40), Target: ptr(2), Min: ptr(5), Max: ptr(5), Before: groupsOf(0)},
 		},
 		Groups: groupsOf(5), Knobs: knobs,
 		Update: rollout.Update{
@@ -46,9 +46,9 @@ func fullRecord() rollout.Record {
 			LeaveOld: true, CanaryPods: 2, AutoPromote: ptr(field.Duration(time.Hour)), KeepOld: field.Duration(time.Minute), Gates: knobs.Gates,
 		},
 		Stage: 2, Stages: 5, Phase: rollout.BeforeStage, StartedAt: t0, StageSince: t0, ProgressAt: t0, Progress: 3, WaitingSince: &t0, BlockedReason: "the breaker is tripped",
-		Gate: &rollout.Gate{Index: 1, Tries: 2, NextAt: &t0, Error: "503"}, SkipGates: true, PreDeploy: &rollout.PreDeploy{RC: "p", Name: "web-pre", Until: t0}, Promoted: true,
+		Gate: &rollout.Gate{Index: 1, Tries: 2, NextAt: &t0, Error: "503"}, SkipGates: true, PreDeploy: &rollout.PreDeploy{RC: web2 + "-pre", Name: "web-pre", Until: t0}, Promoted: true,
 		Before: &rc.RC{ID: "a", ManifestDigest: "d1", ReplicaGroups: groupsOf(5)}, Request: &rollout.Request{Verb: rollout.PauseVerb, By: "ann", At: t0},
-		Failures: []rollout.Failure{{RC: "b", PodFailure: rc.PodFailure{Pod: "main.0", Node: "n1", Reason: "exit 1", Hopeless: true}}},
+		Failures: []rollout.Failure{{RC: web2, PodFailure: rc.PodFailure{Pod: "main.0", Node: "n1", Reason: "exit 1", Hopeless: true}}},
 	}
 }
 
@@ -97,7 +97,7 @@ func TestCheckRecord(t *testing.T) {
 		"name":       {func(r *rollout.Record) { r.Revisions[0].Name = "" }, "incomplete"},
 		"rev":        {func(r *rollout.Record) { r.Revisions[0].Rev = 0 }, "incomplete"},
 		"manifest":   {func(r *rollout.Record) { r.Revisions[0].Manifest = "" }, "incomplete"},
-		"repeated":   {func(r *rollout.Record) { r.Revisions[0].RC = "b" }, "repeated"},
+		"repeated":   {func(r *rollout.Record) { r.Revisions[0].RC = web2 }, "repeated"},
 		"direction":  {func(r *rollout.Record) { r.Revisions[0].Direction = "x" }, `direction "x"`},
 		"target":     {func(r *rollout.Record) { r.Revisions[0].Target = ptr(-1) }, "target below 0"},
 		"percent":    {func(r *rollout.Record) { r.Revisions[0].Percent = ptr(101) }, "percentage"},

@@ -164,9 +164,6 @@ func (w *world) judge() string {
 	}
 	for _, id := range w.ids() {
 		r := w.rcs[id]
-		if r.Mutator != "" {
-			return fmt.Sprintf("%s still has the mutator %s", id, r.Mutator)
-		}
 		if d.Record.State == rollout.Done && id != up.RC && (r.DeletedAt == nil || r.Desired() > 0) {
 			return fmt.Sprintf("%s stays with the count %d", id, r.Desired())
 		}

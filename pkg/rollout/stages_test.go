@@ -56,7 +56,7 @@ func staged(strategy string, phase rollout.Phase, u rollout.Update, n int, revs 
 			Percent: opt(v.share), Target: opt(v.target),
 		})
 		seen := rollout.Seen{RC: rc.RC{
-			ID: id, Name: name, ManifestDigest: "d" + id, ReplicaGroups: groupsOf(v.has), Mutator: "web/A", Generation: 1, InPlace: v.upgrade,
+			ID: id, Name: name, ManifestDigest: "d" + id, ReplicaGroups: groupsOf(v.has), Generation: 1, InPlace: v.upgrade,
 			Service: &rc.Service{Name: "web", Revision: int64(i + 1), Standby: v.standby},
 		}}
 		placed := v.has + v.extra
@@ -200,7 +200,7 @@ func TestStageOfARollback(t *testing.T) {
 func TestRolloutThatHasAllPodsEnds(t *testing.T) {
 	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Planning, rollout.Update{Step: 1, Surge: 1}, 3, rev{dir: rollout.Up, has: 3})
 	for _, r := range rollout.Decide(rec, obs).RCs { // as the rollout has dressed it
-		r.Mutator, r.Generation = "web/A", 1
+		r.Generation = 1
 		r.Service.Max = 4
 		obs.Revisions[r.ID] = rollout.Seen{RC: r, Status: obs.Revisions[r.ID].Status}
 	}

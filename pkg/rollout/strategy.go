@@ -330,7 +330,7 @@ func (rolling) Finish(w *Work) {
 		left = append(left, m.RC)
 	}
 	for _, m := range w.Members {
-		m.Ctrl.Mutator, m.Ctrl.AllowMassStop = "", 0
+		m.Ctrl.AllowMassStop = 0
 		m.Ctrl.Service.Companions = slices.DeleteFunc(slices.Clone(left), func(id string) bool { return id == m.RC })
 	}
 	if up := w.Upward(); len(left) == 0 && up != nil {

@@ -213,7 +213,6 @@ func (w *Work) dress() {
 		if m.Ctrl.Service == nil {
 			m.Ctrl.Service = &rc.Service{}
 		}
-		m.Ctrl.Mutator = w.Record.Term()
 		s := m.Ctrl.Service
 		s.Name, s.Revision, s.Companions = w.Record.Service, m.Rev, nil
 		for _, other := range w.Members {
@@ -229,18 +228,13 @@ func (w *Work) dress() {
 func (w *Work) changed() []rc.RC {
 	var out []rc.RC
 	for _, m := range w.Members {
-		released := m.read
-		released.Mutator = m.Ctrl.Mutator
-		same := reflect.DeepEqual(m.Ctrl, released) && !m.bump
-		if same && m.Ctrl.Mutator == m.read.Mutator {
+		if reflect.DeepEqual(m.Ctrl, m.read) && !m.bump {
 			continue
 		}
-		if !same {
-			m.Ctrl.Generation = m.read.Generation + 1
-			m.Ctrl.ChangedBy = "rollout " + w.Record.Term()
-			if m.Ctrl.Mutator != "" && m.Direction == Down {
-				m.Ctrl.AllowMassStop = m.Ctrl.Generation // of this record, and of none that follows
-			}
+		m.Ctrl.Generation = m.read.Generation + 1
+		m.Ctrl.ChangedBy = "rollout " + w.Record.Term()
+		if m.Direction == Down && !w.Record.State.Ended() {
+			m.Ctrl.AllowMassStop = m.Ctrl.Generation // of this record, and of none that follows
 		}
 		out = append(out, uncounted(m.Ctrl))
 	}

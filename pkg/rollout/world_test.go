@@ -146,7 +146,7 @@ func (w *world) own(id string) {
 	if shared {
 		least, most = r.Service.Min, r.Service.Max
 	}
-	if shared && r.Mutator == "" {
+	if shared && w.record == nil {
 		asked := r.Asks()
 		for _, other := range r.Service.Companions {
 			o := w.rcs[other]
@@ -216,7 +216,7 @@ func (w *world) switchNames(id string, least int, shared bool) {
 		if p.stopping || p.leaves == leaves || p.foundAt == w.rcs[id].Generation || p.serves() && w.serving()-1 < least {
 			continue
 		}
-		if p.serves() && shared && w.rcs[id].Mutator != "" && w.serving()-1 < w.least {
+		if p.serves() && shared && w.record != nil && w.serving()-1 < w.least {
 			w.violated("the owner of %s takes a pod out of the name, and %d serve of at least %d", id, w.serving(), w.least)
 		}
 		p.leaves = leaves

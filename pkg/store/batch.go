@@ -22,6 +22,8 @@ type Batch struct {
 	RCIndex uint64 // zero: there must be no record, as when orphans without a controller are swept
 	// Beside are the indices of the records of the unit's other controllers, by id: operators change them, too.
 	Beside map[string]uint64
+	// Rollout is the index of the record of the unit's rollout, zero for none; nil: the controller is of no service.
+	Rollout *uint64
 	// Newest is the last reported of the realities that are relied on besides; nil: none is.
 	Newest *Reported
 	Part
@@ -61,6 +63,9 @@ func (t *Batches) head(b *Batch) []consul.Op {
 	ops := append(b.Fence.Ops(), t.sameRC(b.RCID, b.RCIndex))
 	for _, id := range slices.Sorted(maps.Keys(b.Beside)) {
 		ops = append(ops, t.sameRC(id, b.Beside[id]))
+	}
+	if b.Rollout != nil {
+		ops = append(ops, sameRecord(t.keys.Rollouts.Key(b.RCID), *b.Rollout))
 	}
 	if n := b.Newest; n != nil {
 		if _, twice := b.Reported[n.At]; !twice {

@@ -111,8 +111,15 @@ func (s *Deployments) DeployDraft(ctx context.Context, d *record.Draft, audit Au
 		if schema.Value.Epoch != d.Rollout.Epoch {
 			return fmt.Errorf("service %s: the cluster has another epoch since the plan was made: %w", d.Service, ErrConflict)
 		}
+		others := map[string]uint64{}
+		for _, c := range seen.Controllers {
+			if !slices.ContainsFunc(rcs, func(r Rec[rc.RC]) bool { return r.Value.ID == c.RC.ID }) {
+				others[c.RC.ID] = c.Index
+			}
+		}
 		return s.Deploy(ctx, Deploy{
-			Rollout: Rec[rollout.Record]{Value: *d.Rollout, Index: seen.RolloutAt}, RCs: rcs, SchemaIndex: schema.Index, Manifests: manifests, Besides: ops, Audit: audit,
+			Rollout: Rec[rollout.Record]{Value: *d.Rollout, Index: seen.RolloutAt}, RCs: rcs, Unchanged: others, SchemaIndex: schema.Index,
+			Manifests: manifests, Besides: ops, Audit: audit,
 		})
 	}
 	if seen.Rollout == nil {
@@ -143,7 +150,7 @@ func (s *Deployments) draftRCs(ctx context.Context, d *record.Draft, seen *recor
 			return nil, err
 		}
 		at := audit.At.Truncate(time.Second)
-		rec.Value.DeletedAt, rec.Value.Mutator = &at, ""
+		rec.Value.DeletedAt = &at
 		rec.Value.Generation++
 		rcs = append(rcs, rec)
 	}

@@ -53,10 +53,14 @@ type RCChange struct {
 }
 
 // ChangeRC writes a change with its manifests, bell and audit record, and for a new one the key of its drops, in one transaction. It returns ErrConflict when the
-// record, or on creation the name, was changed by somebody else. An unknown outcome is found out before it returns: the
+// record, or on creation the name, was changed by somebody else, or where the service of the controller has a rollout. An unknown outcome is found out before it returns: the
 // audit record tells whether the change landed, and the index check keeps a second landing out.
 func (s *Operator) ChangeRC(ctx context.Context, c RCChange) error {
-	return s.change(ctx, "rc "+c.RC.Name, nil, c.Manifests, []Rec[rc.RC]{{Value: c.RC, Index: c.Index}}, c.Audit)
+	var free []consul.Op
+	if c.RC.Service != nil { // no rollout has begun meanwhile
+		free = append(free, consul.CheckMissing(s.keys.Rollouts.Key(c.RC.ID)))
+	}
+	return s.change(ctx, "rc "+c.RC.Name, free, c.Manifests, []Rec[rc.RC]{{Value: c.RC, Index: c.Index}}, c.Audit)
 }
 
 // rcsOps lists what makes (index zero) or changes controllers. One that is made says in which epoch: no node that has been silent since that began

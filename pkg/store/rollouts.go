@@ -32,6 +32,18 @@ func (s *Deployments) RolloutOf(ctx context.Context, service string) (Rec[rollou
 	return s.Rollouts.Get(ctx, Consistent, deployed.Value.ID)
 }
 
+// RolloutFor reads the rollout of the service that a controller is of, nil where there is none.
+func (s *Deployments) RolloutFor(ctx context.Context, r *rc.RC) (*rollout.Record, error) {
+	if r.Service == nil && !rc.IsPreDeploy(r.ID) {
+		return nil, nil
+	}
+	rec, err := s.Rollouts.Get(ctx, Consistent, rc.UnitOf(r.ID))
+	if errors.Is(err, ErrNotFound) {
+		return nil, nil
+	}
+	return &rec.Value, err
+}
+
 // OwnerOf returns the farm that owns a unit, "" when none does.
 func (s *Deployments) OwnerOf(ctx context.Context, unit string) (farmID string, err error) {
 	key := s.keys.Locks.Key(unit)

@@ -138,11 +138,11 @@ func TestRunWritesOnceAndWaits(t *testing.T) {
 		d.Deployed.ID != c.svc.Deployed.ID || d.Deployed.ID == "" || !d.Entry.At.Equal(when) {
 		t.Errorf("%+v\n%+v", d.Deployed, d.Entry)
 	}
-	if len(d.Create) != 1 || d.Create[0].ID != up || d.Create[0].Desired() != 0 || d.Create[0].Mutator != "web/"+id || d.Create[0].Labels["service"] != "web" ||
+	if len(d.Create) != 1 || d.Create[0].ID != up || d.Create[0].Desired() != 0 || d.Rollout.ID != id || d.Create[0].Labels["service"] != "web" ||
 		d.Create[0].Service.Revision != 2 || d.Create[0].Service.Name != "web" {
 		t.Errorf("%+v", d.Create)
 	}
-	if len(d.Change) != 1 || d.Change[0].ID != old || d.Change[0].Mutator != "web/"+id || len(d.Manifests[d.Create[0].ManifestDigest]) == 0 {
+	if len(d.Change) != 1 || d.Change[0].ID != old || len(d.Manifests[d.Create[0].ManifestDigest]) == 0 {
 		t.Errorf("%+v", d.Change)
 	}
 	if !slices.Contains(d.Audit, `pod.labels.v: (none) -> "2"`) || len(d.Steps) == 0 {

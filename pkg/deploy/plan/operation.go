@@ -143,9 +143,7 @@ func (d *draft) commitRollout(ctx context.Context, client Client) error {
 	for _, r := range started.RCs {
 		changed[r.ID] = r
 	}
-	term := started.Record.Term()
 	for i := range d.Create {
-		d.Create[i].Mutator = term
 		if r, is := changed[d.Create[i].ID]; is {
 			d.Create[i] = r
 			delete(changed, r.ID)

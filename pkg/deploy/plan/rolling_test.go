@@ -71,7 +71,6 @@ func (c *cluster) deployed(t *testing.T, spec *record.ServiceSpec) {
 	c.under(t, spec)
 	for i := range c.svc.Controllers {
 		r := &c.svc.Controllers[i].RC
-		r.Mutator = ""
 		if r.Service.Companions = nil; r.ID == c.svc.Deployed.RC {
 			r.ReplicaGroups = spec.Groups()
 		} else {
@@ -435,7 +434,6 @@ func TestRefusedPlans(t *testing.T) {
 			"service web: its controller web-r1 is disabled, so that no farm would act on it; enable it first: rcctl rc enable web-r1",
 		},
 		{"recreate in place", one, []string{`update.strategy="in-place"`}, func(r *plan.RollingStrategy) { r.ForceRecreate = true }, "leave --recreate out"},
-		{"a lock is held", func(t *testing.T, c *cluster) { one(t, c); c.svc.LockOwner = "farm-9" }, []string{newManifest}, nil, "farm farm-9 holds its lock; nothing was written"},
 		{
 			"rolling back", func(t *testing.T, c *cluster) { under(t, c); c.svc.Rollout.State = rollout.RollingBack },
 			[]string{`replicas=9`},
@@ -658,7 +656,7 @@ func TestPreDeployPod(t *testing.T) {
 		t.Fatalf("%d controllers, %d manifests", len(d.Create), len(d.Manifests))
 	}
 	r := d.Create[0]
-	if r.Name != "web-r1-pre-deploy" || r.Desired() != 1 || r.Mutator != d.Rollout.Term() || r.Service != nil || r.NodeSelector != "a=b" || r.Labels["service"] != "" ||
+	if r.Name != "web-r1-pre-deploy" || r.Desired() != 1 || !d.Rollout.Has(r.ID) || r.Service != nil || r.NodeSelector != "a=b" || r.Labels["service"] != "" ||
 		r.Labels["team"] != "a" || r.NodeLoss.Action != "keep" || r.Generation != 1 || d.Rollout.PreDeploy == nil || d.Rollout.PreDeploy.RC != r.ID {
 		t.Errorf("%+v, %+v", r, d.Rollout.PreDeploy)
 	}

@@ -242,7 +242,7 @@ func TestTheFormOfAMessage(t *testing.T) {
 		h.Raise(ctx, incident("web/NodeLost/1767323045000"))
 		synctest.Wait()
 		over := alert.Incident{Farm: "f1", Incident: rc.Incident{
-			Key: "shop/RolloutTrouble/1767323045000", Type: alert.RolloutTrouble, Reason: "failed", Since: start, ResolvedAt: &start,
+			Key: "shop/RolloutTrouble/1767323045000", Type: rc.RolloutTrouble, Reason: "failed", Since: start, ResolvedAt: &start,
 		}}
 		h.Resolve(ctx, over)
 		synctest.Wait()

@@ -27,7 +27,7 @@ func (s *Snapshot) bounded() bool { return s.hasCompanions() && s.RC.Service.Max
 // asked returns how many pods the revisions ask for together, while that bounds the service: no rollout is in charge, so that nobody but
 // operators changes the counts, and nobody brings minimum and bound to them.
 func asked(s *Snapshot) (n int, bounds bool) {
-	if s.RC.Mutator != "" {
+	if s.Rollout != "" {
 		return 0, false
 	}
 	n = s.RC.Asks()

@@ -413,7 +413,7 @@ func TestWithoutARolloutTheBoundsFollowTheCounts(t *testing.T) {
 	} {
 		s := row(c.own, c.asked)
 		other := besides(s, c.beside, c.least, c.most)
-		s.RC.Mutator, other.Asks = c.mutator, c.of
+		s.Rollout, other.Asks = c.mutator, c.of
 		plan := reconcile.Compute(s)
 		if got := len(stopped(&plan)); got != c.stops || len(plan.Adds) != c.adds || plan.Status.Is(rc.WaitsForService) != c.waits {
 			t.Errorf("%s: %d stop and %d are added: %+v", name, got, len(plan.Adds), plan.Status.Conditions)
@@ -439,7 +439,7 @@ func TestWhatWaitsForTheService(t *testing.T) {
 		if other := besides(s, 2, 0, c.most); c.holds {
 			other.Status = nil
 		}
-		s.RC.Mutator = "web/r1"
+		s.Rollout = "web/r1"
 		plan := reconcile.Compute(s)
 		got := ""
 		for _, cond := range plan.Status.Conditions {

@@ -148,8 +148,8 @@ func kept(s *Snapshot, p *Pod) string {
 		return ""
 	case s.RC.Strategy == rc.Static:
 		return "its controller is static"
-	case s.RC.Mutator != "" && !s.RolloutIdle:
-		return "rollout " + s.RC.Mutator + " is in charge of its controller"
+	case s.Rollout != "" && !s.RolloutIdle:
+		return "rollout " + s.Rollout + " is in charge of its controller"
 	case s.ManifestOf(s.digestFor(&p.Placement)) == nil:
 		return "the manifest that it would be placed with cannot be read"
 	}
@@ -163,7 +163,7 @@ func (c *drains) drainsWait() {
 			c.block(why)
 			continue
 		}
-		if mustMove(c.s, p) && c.s.RC.Mutator != "" && !c.s.RolloutIdle {
+		if mustMove(c.s, p) && c.s.Rollout != "" && !c.s.RolloutIdle {
 			c.requeueAfter(RoomRetry) // the rollout may rest by then
 		}
 		if mustMove(c.s, p) && (c.s.drained(p.Node) || kept(c.s, p) == "") && (c.s.each == nil || kept(c.s, p) != "") {

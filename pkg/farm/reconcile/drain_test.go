@@ -103,7 +103,7 @@ func TestWhatADrainWaitsFor(t *testing.T) {
 		stays  bool // past the deadline, too
 	}{
 		"static":   {func(s *reconcile.Snapshot) { s.RC.Strategy = rc.Static }, "static", false},
-		"rollout":  {func(s *reconcile.Snapshot) { s.RC.Mutator = "r1" }, "rollout r1 is in charge", false},
+		"rollout":  {func(s *reconcile.Snapshot) { s.Rollout = "r1" }, "rollout r1 is in charge", false},
 		"manifest": {func(s *reconcile.Snapshot) { s.Manifest = nil }, "cannot be read", false},
 		"minimum":  {func(s *reconcile.Snapshot) { two, zero := 2, 0; s.RC.MinAvailable, s.RC.MaxSurge = &two, &zero }, "a minimum of 2", false},
 		"found":    {func(s *reconcile.Snapshot) { s.Pods[0].AdoptedAtGeneration = 7 }, "found running", false},
@@ -127,7 +127,7 @@ func TestWhatADrainWaitsFor(t *testing.T) {
 		forced(s, time.Minute)
 		plan = reconcile.Compute(s)
 		again := time.Minute
-		if s.RC.Mutator != "" {
+		if s.Rollout != "" {
 			again = reconcile.RoomRetry // the rollout may rest by then
 		}
 		if len(stops(&plan)) > 0 || !c.stays && plan.Again != again {
@@ -307,8 +307,8 @@ func TestADrainThatWaitsSaysUntilWhen(t *testing.T) {
 	}{
 		"static":            {[]func(*reconcile.Snapshot){static}, "its controller is static; end the drain, or drain with --deadline and --force"},
 		"static, forced":    {[]func(*reconcile.Snapshot){static, force}, "its controller is static" + until},
-		"a rollout":         {[]func(*reconcile.Snapshot){func(s *reconcile.Snapshot) { s.RC.Mutator = "r1" }}, "rollout r1 is in charge of its controller"},
-		"a rollout, forced": {[]func(*reconcile.Snapshot){func(s *reconcile.Snapshot) { s.RC.Mutator = "r1" }, force}, "rollout r1 is in charge of its controller" + until},
+		"a rollout":         {[]func(*reconcile.Snapshot){func(s *reconcile.Snapshot) { s.Rollout = "r1" }}, "rollout r1 is in charge of its controller"},
+		"a rollout, forced": {[]func(*reconcile.Snapshot){func(s *reconcile.Snapshot) { s.Rollout = "r1" }, force}, "rollout r1 is in charge of its controller" + until},
 		"disabled, forced": {
 			[]func(*reconcile.Snapshot){func(s *reconcile.Snapshot) { s.RC.Disabled = true }, force},
 			"its controller is disabled: nothing is placed and nothing removed",

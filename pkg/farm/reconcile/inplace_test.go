@@ -18,7 +18,7 @@ import (
 func inPlace(pods, desired, updated, limit int) *reconcile.Snapshot {
 	s := row(pods, desired)
 	s.RC.MinAvailable = count(0)
-	s.RC.Mutator, s.RC.InPlace = "web/1", &rc.InPlace{From: "m0", Limit: limit}
+	s.Rollout, s.RC.InPlace = "web/1", &rc.InPlace{From: "m0", Limit: limit}
 	s.Manifests = map[string]*manifest.Manifest{"m0": {Version: 1, ID: "former"}}
 	for i := updated; i < pods; i++ {
 		s.Pods[i].Digest, s.Pods[i].Reality.Digest = "m0", "m0"
@@ -72,7 +72,7 @@ func TestAnUpgradeInPlaceKeepsToItsLimit(t *testing.T) {
 		"back, no room":              {2, 0, func(s *reconcile.Snapshot) { s.RC.MinAvailable = count(3) }, "", true},
 		"holding":                    {0, 2, func(s *reconcile.Snapshot) { s.Hold = "new" }, "", false},
 		"without a limit":            {0, 0, func(s *reconcile.Snapshot) { s.RC.InPlace = nil }, "", false},
-		"without a rollout":          {0, 2, func(s *reconcile.Snapshot) { s.RC.Mutator = "" }, "main.0 p m1", false},
+		"without a rollout":          {0, 2, func(s *reconcile.Snapshot) { s.Rollout = "" }, "main.0 p m1", false},
 		"the last one has failed":    {1, 2, func(s *reconcile.Snapshot) { fail(s, 0) }, "", true},
 		"the last one, limit is met": {2, 2, func(s *reconcile.Snapshot) { fail(s, 1); s.Pods[1].Switching = true }, "", true},
 		"a third manifest": {0, 1, func(s *reconcile.Snapshot) {
@@ -203,9 +203,9 @@ func TestPodsKeepTheirManifestWhereTheyGo(t *testing.T) {
 		change func(*reconcile.Snapshot)
 		want   string
 	}{
-		"a limit":              {func(s *reconcile.Snapshot) { s.RC.Mutator = "" }, "former m0"},
+		"a limit":              {func(s *reconcile.Snapshot) { s.Rollout = "" }, "former m0"},
 		"a rollout":            {func(s *reconcile.Snapshot) { s.RC.InPlace = nil }, "former m0"},
-		"neither":              {func(s *reconcile.Snapshot) { s.RC.InPlace, s.RC.Mutator = nil, "" }, "p m1"},
+		"neither":              {func(s *reconcile.Snapshot) { s.RC.InPlace, s.Rollout = nil, "" }, "p m1"},
 		"its manifest is gone": {func(s *reconcile.Snapshot) { s.Manifests = nil }, ""},
 		"the new one is gone":  {func(s *reconcile.Snapshot) { s.Manifest = nil }, "former m0"},
 	} {
@@ -248,7 +248,7 @@ func TestOtherDigests(t *testing.T) {
 	if s.RC.InPlace = nil; !slices.Equal(s.OtherDigests(9), []string{"m0", "m7"}) {
 		t.Errorf("with a rollout: %v", s.OtherDigests(9))
 	}
-	if s.RC.Mutator = ""; s.OtherDigests(9) != nil {
+	if s.Rollout = ""; s.OtherDigests(9) != nil {
 		t.Errorf("with neither: %v", s.OtherDigests(9))
 	}
 }
@@ -269,9 +269,9 @@ func TestWhatAnUpgradeInPlaceReports(t *testing.T) {
 		"beyond it, no former":        {2, 1, func(s *reconcile.Snapshot) { s.RC.InPlace.From = "" }, true, false, false},
 		"before it, no former":        {0, 1, func(s *reconcile.Snapshot) { s.RC.InPlace.From = "" }, false, false, false},
 		"limit above all":             {3, 9, nil, true, false, false},
-		"no rollout":                  {1, 1, func(s *reconcile.Snapshot) { s.RC.Mutator = "" }, true, true, false},
-		"no rollout, limit is all":    {3, 3, func(s *reconcile.Snapshot) { s.RC.Mutator = "" }, true, false, false},
-		"no rollout, one short":       {2, 2, func(s *reconcile.Snapshot) { s.RC.Mutator = "" }, true, true, false},
+		"no rollout":                  {1, 1, func(s *reconcile.Snapshot) { s.Rollout = "" }, true, true, false},
+		"no rollout, limit is all":    {3, 3, func(s *reconcile.Snapshot) { s.Rollout = "" }, true, false, false},
+		"no rollout, one short":       {2, 2, func(s *reconcile.Snapshot) { s.Rollout = "" }, true, true, false},
 		"no limit":                    {3, 0, func(s *reconcile.Snapshot) { s.RC.InPlace = nil }, true, false, false},
 		"found with the former":       {1, 1, func(s *reconcile.Snapshot) { s.Pods[2].AdoptedAtGeneration = 7 }, true, false, false},
 		"found with a third manifest": {1, 1, func(s *reconcile.Snapshot) { third(s, 2) }, true, false, true},
@@ -335,8 +335,8 @@ func TestALimitCountsTheRolesThatChange(t *testing.T) {
 		"more":                                  {1, 3, nil, "read.1 p r1", "1 1 0", ""},
 		"too many":                              {3, 1, nil, "read.2 former r0", "3 3 0", ""},
 		"all":                                   {4, 4, nil, "", "4 4 0", ""},
-		"no rollout":                            {1, 1, func(s *reconcile.Snapshot) { s.RC.Mutator = "" }, "", "1 1 0", "1 of 4 pods may run the new manifest of read, and no rollout is in charge any more"},
-		"no rollout, all":                       {4, 4, func(s *reconcile.Snapshot) { s.RC.Mutator = "" }, "", "4 4 0", ""},
+		"no rollout":                            {1, 1, func(s *reconcile.Snapshot) { s.Rollout = "" }, "", "1 1 0", "1 of 4 pods may run the new manifest of read, and no rollout is in charge any more"},
+		"no rollout, all":                       {4, 4, func(s *reconcile.Snapshot) { s.Rollout = "" }, "", "4 4 0", ""},
 		"one of the others runs something else": {1, 1, func(s *reconcile.Snapshot) { other(s, 0) }, "main.0 p m1", "1 1 0", ""},
 		"on the way back, one of the others runs something else": {3, 1, func(s *reconcile.Snapshot) { other(s, 0); fails(s, 0) }, "main.0 p m1", "3 3 0", ""},
 		"one of the others fails":                                {1, 1, func(s *reconcile.Snapshot) { fails(s, 0) }, "", "1 1 0", ""},

@@ -11,7 +11,7 @@ import (
 
 // KeepsDigests reports whether pods that exist keep the manifest that they have when they are placed elsewhere: a rollout is in
 // charge, or an upgrade in place has a limit.
-func (s *Snapshot) KeepsDigests() bool { return s.RC.Mutator != "" || s.RC.InPlace != nil }
+func (s *Snapshot) KeepsDigests() bool { return s.Rollout != "" || s.RC.InPlace != nil }
 
 // ManifestOf returns the manifest with a digest, nil where it was not read or cannot be.
 func (s *Snapshot) ManifestOf(digest string) *manifest.Manifest {

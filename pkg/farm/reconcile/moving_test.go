@@ -306,7 +306,7 @@ func TestPodsThatStayOnNodesThatDoNotMatchAreNamed(t *testing.T) {
 	t.Parallel()
 	for says, change := range map[string]func(*reconcile.Snapshot){
 		"its controller is static":                func(s *reconcile.Snapshot) { s.RC.Strategy = rc.Static },
-		"rollout r1 is in charge":                 func(s *reconcile.Snapshot) { s.RC.Mutator = "r1" },
+		"rollout r1 is in charge":                 func(s *reconcile.Snapshot) { s.Rollout = "r1" },
 		"it was found running and stays as it is": func(s *reconcile.Snapshot) { s.Pods[0].AdoptedAtGeneration = 7 },
 	} {
 		s := snapshotOf(2)

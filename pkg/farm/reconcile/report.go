@@ -136,7 +136,7 @@ func (c report) conditions(outdated, adopted, ended int, waitingFor *Pod) {
 	set(rc.Misplaced, misplaced != "", misplaced)
 	if ip := s.RC.InPlace; ip != nil {
 		about := min(ip.Counted(s.RC.ReplicaGroups), st.Desired)
-		set(rc.RolloutGone, s.RC.Mutator == "" && ip.Limit < about, fmt.Sprintf(
+		set(rc.RolloutGone, s.Rollout == "" && ip.Limit < about, fmt.Sprintf(
 			"%d of %d pods may run %s, and no rollout is in charge any more", ip.Limit, about, newOnes(s)))
 	} else {
 		set(rc.RolloutGone, false, "")

@@ -82,7 +82,7 @@ func TestAStatusSaysWhatIsWaitedFor(t *testing.T) {
 		},
 		"a rollout has one to upgrade": {
 			func(s *reconcile.Snapshot) {
-				s.RC.Mutator, s.Pods[1].Digest, s.Pods[1].Reality.Digest = "r1", "m0", "m0"
+				s.Rollout, s.Pods[1].Digest, s.Pods[1].Reality.Digest = "r1", "m0", "m0"
 			},
 			"2 of 2 replicas available, 2 placed, 1 with another manifest", nil,
 		},

@@ -192,7 +192,7 @@ type upgrades struct{ *room }
 // One that asks for another node holds up nobody for that: there may be none for ever.
 func (c upgrades) upgrade() {
 	to := roll(c.s)
-	if c.s.RC.Mutator != "" && c.s.RC.InPlace == nil || c.s.Hold != "" {
+	if c.s.Rollout != "" && c.s.RC.InPlace == nil || c.s.Hold != "" {
 		return
 	}
 	var outdated []*Pod

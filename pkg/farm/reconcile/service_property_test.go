@@ -34,6 +34,7 @@ type serviceWorld struct {
 	status  map[string]*rc.Status
 	pass    *servicePass // that is under way; nil: none
 	deaths  uint64
+	rollout string // in charge of all revisions; empty: none is
 }
 
 // servicePass is what the owner has decided about one revision, and what that was read from.
@@ -114,7 +115,7 @@ func (w *serviceWorld) read(id string) *reconcile.Plan {
 	r := w.rcs[id]
 	s := &reconcile.Snapshot{
 		Now: w.now, Owner: "f", RC: r, Epoch: "world", Nodes: map[string]*node.View{}, Pods: w.podsOf(id), Previous: w.status[id],
-		Manifest: w.manifest(), Manifests: map[string]*manifest.Manifest{}, RolloutIdle: true,
+		Manifest: w.manifest(), Manifests: map[string]*manifest.Manifest{}, Rollout: w.rollout, RolloutIdle: true,
 	}
 	for name, v := range w.nodes {
 		one := *v
@@ -207,15 +208,15 @@ func (w *serviceWorld) asked() int {
 }
 
 func (w *serviceWorld) least(id string) int {
-	if r := w.rcs[id]; r.Mutator != "" {
-		return r.Service.Min
+	if w.rollout != "" {
+		return w.rcs[id].Service.Min
 	}
 	return min(w.rcs[id].Service.Min, w.asked())
 }
 
 func (w *serviceWorld) most(id string) int {
 	r := w.rcs[id]
-	if r.Mutator != "" {
+	if w.rollout != "" {
 		return r.Service.Max
 	}
 	return max(r.Service.Max, w.asked()+r.Surge())
@@ -310,7 +311,7 @@ func (w *serviceWorld) step(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond)
 	id := rapid.SampledFrom(w.ids()).Draw(t, "revision")
 	switch rapid.SampledFrom([]string{
-		"read", "read", "read", "land", "land", "land", "land", "obey", "obey", "obey", "obey all", "sick", "scale", "scale", "standby", "in place", "bounds", "mutator",
+		"read", "read", "read", "land", "land", "land", "land", "obey", "obey", "obey", "obey all", "sick", "scale", "scale", "standby", "in place", "bounds", "rollout",
 		"node dies", "node returns", "drain", "undrain",
 	}).Draw(t, "step") {
 	case "read":
@@ -344,10 +345,10 @@ func (w *serviceWorld) step(t *rapid.T) {
 		for _, id := range w.ids() {
 			w.change(id, func(r *rc.RC) { r.Service.Min, r.Service.Max = least, 1+least+more })
 		}
-	case "mutator":
-		mutator := rapid.SampledFrom([]string{"", "web/r"}).Draw(t, "mutator")
-		for _, id := range w.ids() {
-			w.change(id, func(r *rc.RC) { r.Mutator = mutator })
+	case "rollout":
+		w.rollout = rapid.SampledFrom([]string{"", "web/r"}).Draw(t, "rollout")
+		for _, id := range w.ids() { // a batch depends on the rollout's record as it does on these
+			w.change(id, func(*rc.RC) {})
 		}
 	case "node dies":
 		v := w.anyNode(t)
@@ -413,8 +414,9 @@ func TestAnyHistoryOfAService(t *testing.T) {
 				v.Alive, v.MachineLost, v.FreeIndex = false, true, w.deaths
 			}
 		}
+		w.rollout = ""
 		for _, id := range w.ids() {
-			w.change(id, func(r *rc.RC) { r.Mutator, r.InPlace, r.Service.Standby = "", nil, false })
+			w.change(id, func(r *rc.RC) { r.InPlace, r.Service.Standby = nil, false })
 		}
 		for range 150 {
 			w.now = w.now.Add(time.Second)

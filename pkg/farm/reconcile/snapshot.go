@@ -51,6 +51,8 @@ type Snapshot struct {
 	Companions []Companion
 	// Manifests are those of other digests that pods have or may be placed with, by digest; see OtherDigests.
 	Manifests map[string]*manifest.Manifest
+	// Rollout names the rollout in charge of the controller, "" for none.
+	Rollout string
 	// RolloutIdle: the rollout in charge is paused or waits for promote, so that pods may leave their nodes.
 	RolloutIdle bool
 	// RolloutTrouble is what people are to be alerted to about the rollout, "" for nothing. One controller of the service is told of it.

@@ -97,7 +97,7 @@ func withDeleted(s *Seen, d *rollout.Decision, who string) []rc.RC {
 			continue
 		}
 		gone := h.RC.Value
-		gone.DeletedAt, gone.ChangedBy, gone.Mutator = &now, who, ""
+		gone.DeletedAt, gone.ChangedBy = &now, who
 		gone.Generation++
 		all = append(all, gone)
 	}
