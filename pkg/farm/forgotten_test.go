@@ -112,13 +112,13 @@ func (f *faulty) Join(ctx context.Context, m store.Member) error {
 	return f.Session.Join(ctx, m)
 }
 
-func (f *faulty) ReadUnit(ctx context.Context, unit, service string, consistent bool) (store.Unit, error) {
+func (f *faulty) ReadUnit(ctx context.Context, unit string, consistent bool) (store.Unit, error) {
 	if f.readHead != nil {
 		if err := f.readHead(unit); err != nil {
 			return store.Unit{}, err
 		}
 	}
-	now, err := f.Session.ReadUnit(ctx, unit, service, consistent)
+	now, err := f.Session.ReadUnit(ctx, unit, consistent)
 	if f.hidden.Load() {
 		for _, h := range now.Heads {
 			h.Placements = nil

@@ -4,9 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -125,47 +123,6 @@ func TestAControllerOutlivesItsRollout(t *testing.T) {
 				c.conditionIs("web-r1", rc.RolloutGone, false)
 			}
 		})
-	}
-}
-
-// Statuses of a controller that a rollout is in charge of ring the rollout's bell, but for those that come with what nodes are asked for:
-// another one follows.
-func TestStatusesTellTheRollout(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
-	c.node("n1", nil, nil)
-	c.rollout("r1", rollout.Progressing)
-	var asked atomic.Int32
-	c.faultyFarm("f1", &faulty{commit: func(b *store.Batch) error {
-		asks := slices.ContainsFunc(b.Pods, func(w store.PodWrite) bool { return w.Placement != nil })
-		if b.Status != nil && asks {
-			asked.Add(1)
-		}
-		if b.Status != nil && asks != (b.Rollout == "") {
-			t.Errorf("a status that comes with %v rings for %q", b.Pods, b.Rollout)
-		}
-		return nil
-	}}, nil)
-	bell := func() uint64 {
-		got, err := c.client.Get(t.Context(), c.store.Keys().RolloutBells.Key("web"), consul.Consistent)
-		if err != nil && !errors.Is(err, store.ErrNotFound) {
-			t.Fatal(err)
-		}
-		return got.ModifyIndex
-	}
-	c.apply("web-r1", testManifest("web", 0), func(r *rc.RC) {
-		r.Mutator, r.Service = "web/r1", &rc.Service{Name: "web", Revision: 1}
-	})
-	for _, n := range []int{1, 0} {
-		c.apply("web-r1", testManifest("web", 0), func(r *rc.RC) { r.ReplicaGroups[0].Count = &n })
-		c.converged("web-r1", n)
-		st, err := c.store.Statuses.Get(t.Context(), store.Default, "web-r1")
-		if err != nil || st.Index != bell() || st.Index == 0 {
-			t.Errorf("the status is of %d, the bell of %d: %v", st.Index, bell(), err)
-		}
-	}
-	if asked.Load() < 2 {
-		t.Errorf("%d statuses came with what a node was asked for", asked.Load())
 	}
 }
 

@@ -35,11 +35,11 @@ type lookCount struct {
 	gate    chan struct{}
 }
 
-func (l looks) ReadUnit(ctx context.Context, id, service string, consistent bool) (store.Unit, error) {
+func (l looks) ReadUnit(ctx context.Context, id string, consistent bool) (store.Unit, error) {
 	if id == "late" {
 		l.passes.Add(1)
 	}
-	return l.FarmSession.ReadUnit(ctx, id, service, consistent)
+	return l.FarmSession.ReadUnit(ctx, id, consistent)
 }
 
 func (l looks) ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error) {

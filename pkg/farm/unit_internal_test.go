@@ -37,7 +37,7 @@ func (unmoved) Bump(context.Context, store.Fence) (store.Fence, error) {
 	return store.Fence{}, errUnmoved
 }
 
-func (l unmoved) ReadUnit(context.Context, string, string, bool) (store.Unit, error) {
+func (l unmoved) ReadUnit(context.Context, string, bool) (store.Unit, error) {
 	l.t.Error("the unit was read while a write may linger")
 	return store.Unit{}, nil
 }
