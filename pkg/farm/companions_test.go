@@ -9,14 +9,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
-	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // Two revisions of the service web.
 const (
-	webR1 = "01hzzzzzzzzzzzzzzzzzzzwebs-1"
-	webR2 = "01hzzzzzzzzzzzzzzzzzzzwebs-2"
+	webUnit = "01hzzzzzzzzzzzzzzzzzzzwebs"
+	webR1   = webUnit + "-1"
+	webR2   = webUnit + "-2"
 )
 
 // revision makes a controller a revision of the service web, with so many replicas.
@@ -24,14 +24,6 @@ func revision(rev int64, n, least, most int, companions ...string) func(*rc.RC) 
 	return func(r *rc.RC) {
 		r.ReplicaGroups[0].Count = &n
 		r.Service = &rc.Service{Name: "web", Revision: rev, Companions: companions, Min: least, Max: most}
-	}
-}
-
-// inCharge says that a rollout is in charge of a controller.
-func inCharge(change func(*rc.RC)) func(*rc.RC) {
-	return func(r *rc.RC) {
-		change(r)
-		r.Mutator = "web/r1"
 	}
 }
 
@@ -56,16 +48,16 @@ func TestTwoRevisionsLeaveOneMinimum(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
-	c.rollout("r1", rollout.Progressing)
+	c.rolls(webUnit)
 	c.farm("f1")
-	c.apply(webR1, testManifest("web", 0), inCharge(revision(1, 2, 3, 5, webR2)))
-	c.apply(webR2, testManifest("web2", 0), inCharge(revision(2, 2, 3, 5, webR1)))
+	c.apply(webR1, testManifest("web", 0), revision(1, 2, 3, 5, webR2))
+	c.apply(webR2, testManifest("web2", 0), revision(2, 2, 3, 5, webR1))
 	c.converged(webR1, 2)
 	c.converged(webR2, 2)
 	var both sync.WaitGroup
 	for id, name := range map[string]string{webR1: "web", webR2: "web2"} {
 		other := map[string]string{webR1: webR2, webR2: webR1}[id]
-		both.Go(func() { c.apply(id, testManifest(name, 0), inCharge(revision(1, 1, 3, 5, other))) })
+		both.Go(func() { c.apply(id, testManifest(name, 0), revision(1, 1, 3, 5, other)) })
 	}
 	both.Wait()
 	waits := ""
@@ -90,7 +82,7 @@ func TestTwoRevisionsLeaveOneMinimum(t *testing.T) {
 	}
 	// A third replica elsewhere lets the other one go, and nobody but the bell says so.
 	there, name := map[string]string{webR1: webR2, webR2: webR1}[waits], map[string]string{webR1: "web2", webR2: "web"}[waits]
-	c.apply(there, testManifest(name, 0), inCharge(revision(1, 2, 3, 5, waits)))
+	c.apply(there, testManifest(name, 0), revision(1, 2, 3, 5, waits))
 	c.converged(waits, 1)
 	c.converged(there, 2)
 }
@@ -101,20 +93,20 @@ func TestRevisionsShareOneBound(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
-	c.rollout("r1", rollout.Progressing)
+	c.rolls(webUnit)
 	c.farm("f1")
-	c.apply(webR1, testManifest("web", 0), inCharge(revision(1, 3, 0, 4)))
+	c.apply(webR1, testManifest("web", 0), revision(1, 3, 0, 4))
 	c.converged(webR1, 3)
-	c.apply(webR2, testManifest("web2", 0), inCharge(revision(2, 3, 2, 4, webR1)))
+	c.apply(webR2, testManifest("web2", 0), revision(2, 3, 2, 4, webR1))
 	c.conditionIs(webR2, rc.WaitsForService, true)
 	c.run(webR2, 1)
-	c.apply(webR1, testManifest("web", 0), inCharge(revision(1, 2, 2, 4, webR2)))
+	c.apply(webR1, testManifest("web", 0), revision(1, 2, 2, 4, webR2))
 	c.converged(webR1, 2)
 	c.run(webR2, 2)
 	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RCs.Key(webR1))}); err != nil {
 		t.Fatal(err)
 	}
-	c.apply(webR2, testManifest("web2", 0), inCharge(revision(2, 4, 2, 4, webR1)))
+	c.apply(webR2, testManifest("web2", 0), revision(2, 4, 2, 4, webR1))
 	c.converged(webR2, 4)
 }
 
@@ -123,16 +115,16 @@ func TestAServiceWithoutItsRollout(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
-	c.rollout("r1", rollout.Progressing)
+	c.rolls(webUnit)
 	c.farm("f1")
-	c.apply(webR1, testManifest("web", 0), inCharge(revision(1, 3, 3, 4, webR2)))
-	c.apply(webR2, testManifest("web2", 0), inCharge(revision(2, 1, 3, 4, webR1)))
+	c.apply(webR1, testManifest("web", 0), revision(1, 3, 3, 4, webR2))
+	c.apply(webR2, testManifest("web2", 0), revision(2, 1, 3, 4, webR1))
 	c.converged(webR1, 3)
 	c.converged(webR2, 1)
-	c.apply(webR1, testManifest("web", 0), inCharge(revision(1, 1, 3, 4, webR2)))
+	c.apply(webR1, testManifest("web", 0), revision(1, 1, 3, 4, webR2))
 	c.conditionIs(webR1, rc.WaitsForService, true)
 	c.run(webR1, 2)
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Rollouts.Key("web"))}); err != nil {
+	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Rollouts.Key(webUnit))}); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range []string{webR1, webR2} {
@@ -144,7 +136,7 @@ func TestAServiceWithoutItsRollout(t *testing.T) {
 	c.conditionIs(webR1, rc.WaitsForService, false)
 	c.apply(webR2, testManifest("web2", 0), revision(2, 5, 3, 4, webR1))
 	c.converged(webR2, 5)
-	if r := c.record(webR1); r.Mutator != "" || r.Service.Min != 3 || len(r.Service.Companions) != 1 {
+	if r := c.record(webR1); r.Service.Min != 3 || len(r.Service.Companions) != 1 {
 		t.Errorf("%+v", r.Service)
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
-	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -45,14 +44,14 @@ func TestAForcedDrainEndsWhatKeepsIt(t *testing.T) {
 	t.Parallel()
 	for says, change := range map[string]func(*rc.RC){
 		"static":        func(r *rc.RC) { r.Strategy = rc.Static },
-		"rollout":       func(r *rc.RC) { r.Mutator = "web/r1" },
+		"rollout":       func(r *rc.RC) { r.Service = &rc.Service{Name: "web", Revision: 1} },
 		"a minimum of ": func(r *rc.RC) { one, zero := 1, 0; r.MinAvailable, r.MaxSurge = &one, &zero },
 	} {
 		t.Run(says, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			c.node("n1", nil, nil)
-			c.rollout("r1", rollout.Progressing)
+			c.rolls("web")
 			c.farm("f1")
 			c.apply("web", testManifest("web", 0), change)
 			c.converged("web", 1)

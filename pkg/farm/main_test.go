@@ -174,10 +174,43 @@ func (c *cluster) apply(id string, m *manifest.Manifest, change func(*rc.RC)) {
 		rec.Value.Generation++
 		rec.Value.ManifestDigest = manifest.Digest(canonical)
 		change(&rec.Value)
-		return c.store.Operator.ChangeRC(c.t.Context(), store.RCChange{
-			RC: rec.Value, Index: rec.Index, Manifests: []store.DeployManifest{{Digest: rec.Value.ManifestDigest, Canonical: canonical}}, Audit: store.NewAudit("test", "apply", id, nil),
-		})
+		manifests, audit := []store.DeployManifest{{Digest: rec.Value.ManifestDigest, Canonical: canonical}}, store.NewAudit("test", "apply", id, nil)
+		_, err = c.client.Get(c.t.Context(), c.store.Keys().Rollouts.Key(id), consul.Consistent)
+		if errors.Is(err, store.ErrNotFound) {
+			return c.store.Operator.ChangeRC(c.t.Context(), store.RCChange{RC: rec.Value, Index: rec.Index, Manifests: manifests, Audit: audit})
+		}
+		if err != nil {
+			return err
+		}
+		return c.steps(rec, canonical)
 	})
+}
+
+// rolls says that a rollout is in charge of a service. Its record cannot be read, so that it makes no step.
+func (c *cluster) rolls(unit string) {
+	c.t.Helper()
+	if _, err := c.client.Commit(c.t.Context(), []consul.Op{consul.Set(c.store.Keys().Rollouts.Key(unit), []byte("{"))}); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// steps changes a controller that a rollout is in charge of, as a step of the rollout would.
+func (c *cluster) steps(rec store.Rec[rc.RC], canonical []byte) error {
+	value, err := json.Marshal(rec.Value)
+	if err != nil {
+		return err
+	}
+	stored, err := json.Marshal(map[string]json.RawMessage{"manifest": canonical})
+	if err != nil {
+		return err
+	}
+	keys, id := c.store.Keys(), rec.Value.ID
+	_, err = c.client.Commit(c.t.Context(), []consul.Op{
+		consul.CAS(keys.RCs.Key(id), value, rec.Index), consul.Set(keys.Manifests.Key(rec.Value.ManifestDigest), stored),
+		consul.Set(keys.Names.Key(rec.Value.Name), []byte(id)), consul.Set(keys.Drops.Key(id), []byte(store.NewID())),
+		consul.Set(keys.Bells.Key(id), []byte(store.NewID())),
+	})
+	return err
 }
 
 func replicas(n int) func(*rc.RC) {

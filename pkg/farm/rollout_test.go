@@ -1,30 +1,14 @@
 package farm_test
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"sync"
 	"testing"
 
-	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
-	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
-
-// rollout writes the record of a rollout of the service web.
-func (c *cluster) rollout(id string, state rollout.State) {
-	c.t.Helper()
-	text, err := json.Marshal(rollout.Record{ID: id, Service: "web", State: state})
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	if _, err := c.client.Commit(c.t.Context(), []consul.Op{consul.Set(c.store.Keys().Rollouts.Key("web"), text)}); err != nil {
-		c.t.Fatal(err)
-	}
-}
 
 // record reads a controller.
 func (c *cluster) record(id string) rc.RC {
@@ -51,77 +35,39 @@ func TestAPreDeployWithoutItsRolloutStartsNothing(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
-	c.apply("web-r1-pre-deploy", testManifest("web", 0), func(r *rc.RC) { r.Mutator = "web/r1" })
+	id := rc.PreDeployID(webUnit, 1)
+	c.apply(id, testManifest("web", 0), func(*rc.RC) {})
 	c.farm("f1")
-	consultest.Eventually(t, soon, func() error {
-		if r := c.record("web-r1-pre-deploy"); r.Mutator != "" || !r.Disabled || r.DeletedAt != nil || r.Generation != 1 {
-			return fmt.Errorf("it is %+v", r)
-		}
-		return nil
-	})
-	if placed, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web-r1-pre-deploy"); err != nil || len(placed) > 0 {
+	c.condition(id, rc.Converged, false, "the controller is disabled: nothing is placed and nothing removed")
+	if placed, _, err := c.store.Pods.List(t.Context(), store.Consistent, id); err != nil || len(placed) > 0 {
 		t.Errorf("placed %+v, %v", placed, err)
 	}
 }
 
-// A controller is taken away from a rollout that is gone, or that another one has replaced, and nothing else of its record changes.
-// From one that is there it is not, nor from one that cannot be read.
-func TestAControllerOutlivesItsRollout(t *testing.T) {
+// An upgrade in place says when the rollout that would move its limit is gone. Of one that cannot be read it does not.
+func TestALimitOutlivesItsRollout(t *testing.T) {
 	t.Parallel()
-	for name, tt := range map[string]struct {
-		write    func(*cluster)
-		released bool
-	}{
-		"gone":    {func(*cluster) {}, true},
-		"another": {func(c *cluster) { c.rollout("r2", rollout.Progressing) }, true},
-		"there":   {func(c *cluster) { c.rollout("r1", rollout.Progressing) }, false},
-		"paused":  {func(c *cluster) { c.rollout("r1", rollout.Paused) }, false},
-		"unreadable": {func(c *cluster) {
-			if _, err := c.client.Commit(c.t.Context(), []consul.Op{consul.Set(c.store.Keys().Rollouts.Key("web"), []byte("{"))}); err != nil {
-				c.t.Fatal(err)
-			}
-		}, false},
-	} {
+	for name, gone := range map[string]bool{"gone": true, "unreadable": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			c.node("n1", nil, nil)
-			c.apply("web-r1", testManifest("web", 0), func(r *rc.RC) {
-				r.Mutator, r.InPlace = "web/r1", &rc.InPlace{Limit: 0}
-				r.Service = &rc.Service{Name: "web", Revision: 1}
-			})
-			before := c.record("web-r1")
-			tt.write(c)
-			c.farm("f1")
-			c.run("web-r1", 1)
-			if tt.released {
-				consultest.Eventually(t, soon, func() error {
-					if c.record("web-r1").Mutator != "" {
-						return errors.New("a rollout is in charge")
-					}
-					return nil
-				})
-				c.conditionIs("web-r1", rc.RolloutGone, true)
-				consultest.Eventually(t, soon, func() error {
-					all, _, err := c.store.ListAudit(t.Context(), store.AuditFilter{})
-					for _, a := range all {
-						if a.What == "release" && a.RCID == "web-r1" {
-							return err
-						}
-					}
-					return errors.Join(errors.New("no audit record"), err)
-				})
-			} else {
-				c.conditionIs("web-r1", rc.RolloutGone, false)
+			if !gone {
+				c.rolls(webUnit)
 			}
-			after := c.record("web-r1")
-			if (after.Mutator == "") != tt.released || after.Generation != before.Generation || after.InPlace == nil {
+			c.apply(webR1, testManifest("web", 0), func(r *rc.RC) {
+				r.InPlace, r.Service = &rc.InPlace{Limit: 0}, &rc.Service{Name: "web", Revision: 1}
+			})
+			before := c.record(webR1)
+			c.farm("f1")
+			c.run(webR1, 1)
+			c.conditionIs(webR1, rc.RolloutGone, gone)
+			c.conditionIs(webR1, rc.RolloutTrouble, !gone)
+			if after := c.record(webR1); after.Generation != before.Generation || after.InPlace == nil {
 				t.Errorf("%+v", after)
 			}
-			if tt.released { // and with the limit the condition goes
-				c.apply("web-r1", testManifest("web", 0), func(r *rc.RC) { r.InPlace = nil })
-				c.conditionIs("web-r1", rc.RolloutGone, false)
-			}
+			c.apply(webR1, testManifest("web", 0), func(r *rc.RC) { r.InPlace = nil })
+			c.conditionIs(webR1, rc.RolloutGone, false)
 		})
 	}
 }
@@ -134,14 +80,14 @@ func TestInPlaceKeepsToItsLimit(t *testing.T) {
 	for _, name := range []string{"n1", "n2"} {
 		c.node(name, nil, nil)
 	}
-	c.rollout("r1", rollout.Progressing)
+	c.rolls("web-r1")
 	c.farm("f1")
 	former := c.formerDigest()
 	set := func(n, limit int) {
 		c.apply("web-r1", testManifest("web2", 0), func(r *rc.RC) {
 			zero := 0
 			r.ReplicaGroups[0].Count, r.MinAvailable = &n, &zero
-			r.Mutator, r.InPlace = "web/r1", &rc.InPlace{From: former, Limit: limit}
+			r.InPlace, r.Service = &rc.InPlace{From: former, Limit: limit}, &rc.Service{Name: "web", Revision: 1}
 		})
 	}
 	updated := func(total, want int) {
@@ -169,25 +115,6 @@ func TestInPlaceKeepsToItsLimit(t *testing.T) {
 	updated(6, 6)
 	set(6, 0)
 	updated(6, 0)
-}
-
-// A pod on a drained node stays while a rollout moves, and goes while it is paused.
-func TestADrainWaitsForARolloutThatMoves(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
-	c.node("n1", nil, nil)
-	c.rollout("r1", rollout.Progressing)
-	c.farm("f1")
-	c.apply("web-r1", testManifest("web", 0), func(r *rc.RC) { r.Mutator = "web/r1" })
-	c.converged("web-r1", 1)
-	c.node("n2", nil, nil)
-	c.drain("n1", true)
-	c.condition("web-r1", rc.Blocked, true, "rollout web/r1 is in charge")
-	c.rollout("r1", rollout.Paused)
-	if err := c.store.Ring(t.Context(), "web-r1"); err != nil {
-		t.Fatal(err)
-	}
-	c.empty("n1")
 }
 
 // Pods stand by from the start, take their name and leave it again, without a stop, and no more leave it at once than the minimum allows.
