@@ -42,7 +42,7 @@ func (u *unit) look(ctx context.Context) (again time.Duration, err error) {
 	}
 	again, waits, err := u.work(ctx, v, consistent)
 	if u.waits = waits; err == nil {
-		u.looks.Ended(map[string]uint64{u.id: bell})
+		u.looks.Ended(bell)
 	}
 	return again, err
 }
@@ -231,5 +231,5 @@ func (u *unit) idle(bell uint64) (idle bool, left time.Duration) {
 	if bell == 0 {
 		return false, 0
 	}
-	return u.looks.Idle(map[string]uint64{u.id: bell})
+	return u.looks.Idle(bell)
 }

@@ -33,9 +33,6 @@ func (f *Farm) Joined() <-chan struct{} { return f.joined }
 // Members returns the ids of the living farms, as last seen.
 func (f *Farm) Members() []string { return f.members() }
 
-// MemberRecords returns the living farms, as last seen.
-func (f *Farm) MemberRecords() []store.Member { return f.cache.members() }
-
 // Nodes returns all nodes as last seen, which nobody may change, the cluster's epoch, and whether every node that lives has said what it runs in it.
 func (f *Farm) Nodes() (nodes map[string]*node.View, epoch string, synced bool) {
 	epoch = f.cache.now().schema.Value.Epoch
@@ -52,17 +49,6 @@ func (f *Farm) Synced() bool {
 // WentBack has the whole cluster start over after somebody beside the farm, under the same session, has seen the store go back in
 // time. It returns why the farm must, too.
 func (f *Farm) WentBack(ctx context.Context) error { return f.cache.wentBack(ctx) }
-
-// Changed asks for a look at controllers that somebody beside the farm has changed. Their bells ring too, at the given index: this is only
-// faster.
-func (f *Farm) Changed(rcIDs []string, index uint64) {
-	for _, id := range rc.UnitsOf(rcIDs) {
-		if u, _ := f.roster.get(id); u != nil {
-			u.looks.Heard(id, index)
-		}
-		f.queue.Add(id)
-	}
-}
 
 // Told has a controller looked at because somebody was told about it, which is to be stored.
 func (f *Farm) Told(rcID string) {

@@ -45,14 +45,6 @@ func (f *Farm) unit(ctx context.Context, id string) (*unit, time.Duration, error
 	return f.claim(ctx, id)
 }
 
-// unitRecords reads the labels that decide which farms may own a unit.
-type unitRecords struct{ store LockReads }
-
-// RC reads the record of the controller whose labels decide.
-func (r unitRecords) RC(ctx context.Context, unit string, _ bool) (store.Rec[rc.RC], error) {
-	return r.store.UnitRC(ctx, unit)
-}
-
 // preferred returns the farm that should own a unit, "" for none, and whether this farm may own it at all. One that works on no other
 // comes before all that work on many.
 func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine bool, err error) {
@@ -70,7 +62,7 @@ func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine boo
 		}
 	}
 	if len(candidates) == 0 {
-		if candidates, err = looks.Matching(ctx, unitRecords{f.cfg.Store}, others, id); err != nil {
+		if candidates, err = looks.Matching(others, func() (store.Rec[rc.RC], error) { return f.cfg.Store.UnitRC(ctx, id) }); err != nil {
 			return "", false, err
 		}
 	}

@@ -73,7 +73,7 @@ func TestALookThatNothingRungForIsSpared(t *testing.T) {
 	} {
 		u := unitOver(&kit{}, "web", store.Fence{})
 		u.looks.Begin()
-		u.looks.Ended(map[string]uint64{"web": 5})
+		u.looks.Ended(5)
 		if idle, _ := u.idle(tt.rung); idle != tt.idle {
 			t.Errorf("%s: spared %t, want %t", name, idle, tt.idle)
 		}

@@ -1,5 +1,5 @@
-// Package looks tells whether another look at something can find anything that the last one has not: whoever changes something about it
-// moves the index of a key, and each look reads those indices first.
+// Package looks tells whether another look at a unit can find anything that the last one has not: each change of it rings the
+// unit's bell, and a look reads the bell with all else.
 package looks
 
 import (
@@ -7,42 +7,31 @@ import (
 	"time"
 )
 
-// Looks is what is known of the looks at one thing. The zero value knows of none.
+// Looks is what is known of the looks at one unit. The zero value knows of none.
 type Looks struct {
 	mu    sync.Mutex
-	asked bool              // for another reason than an index, since the last look began
-	seen  map[string]uint64 // indices by key, as the last look read them; nil: it did not go well
-	heard map[string]uint64 // indices by key that this program moved, before a watch tells
-	due   time.Time         // when the last look asked for another one; zero: it did not
-	until time.Time         // when a look begins that waits for more of what it is about
+	asked bool      // for another reason than the bell, since the last look began
+	seen  uint64    // index of the bell, as the last look read it; zero: that did not go well
+	due   time.Time // when the last look asked for another one; zero: it did not
+	until time.Time // when a look begins that waits for more of what it is about
 }
 
-// Ask says that somebody wants a look who moves no index.
+// Ask says that somebody wants a look who rings no bell.
 func (l *Looks) Ask() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.asked = true
 }
 
-// Heard says that an index has moved before a watch does.
-func (l *Looks) Heard(key string, index uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.heard == nil {
-		l.heard = map[string]uint64{}
-	}
-	l.heard[key] = max(l.heard[key], index)
-}
-
 // Begin is for the beginning of a look, before anything is read.
 func (l *Looks) Begin() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.asked, l.seen, l.due, l.until = false, nil, time.Time{}, time.Time{}
+	l.asked, l.seen, l.due, l.until = false, 0, time.Time{}, time.Time{}
 }
 
-// Ended notes the indices that a look has read which went well.
-func (l *Looks) Ended(seen map[string]uint64) {
+// Ended notes the index of the bell that a look has read which went well.
+func (l *Looks) Ended(seen uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seen = seen
@@ -57,15 +46,15 @@ func (l *Looks) Again(after time.Duration) {
 	}
 }
 
-// Idle reports whether a look now would find nothing, and then when one is due, zero for never: now are the indices as watched last. A queue
-// keeps the first of several times only, so that whoever spares a look must ask for the next one.
-func (l *Looks) Idle(now map[string]uint64) (idle bool, left time.Duration) {
+// Idle reports whether a look now would find nothing, and then when one is due, zero for never: bell is its index as watched last. A queue
+// keeps the first of several times only, so that the farm must ask for the next look where it spares one.
+func (l *Looks) Idle(bell uint64) (idle bool, left time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.due.IsZero() {
 		left = time.Until(l.due)
 	}
-	if l.asked || l.seen == nil || !l.due.IsZero() && left <= 0 || l.news(l.heard) || l.news(now) {
+	if l.asked || l.seen == 0 || !l.due.IsZero() && left <= 0 || bell > l.seen {
 		return false, 0
 	}
 	return true, left
@@ -79,7 +68,7 @@ const (
 	GatherMost  = 50 * time.Millisecond
 )
 
-// Gather returns how long a look should wait that an index has asked for, zero for no longer; busy is how many looks are under way.
+// Gather returns how long a look should wait that the bell has asked for, zero for no longer; busy is how many looks are under way.
 func (l *Looks) Gather(busy int64) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -91,14 +80,4 @@ func (l *Looks) Gather(busy int64) time.Duration {
 		l.until = now.Add(min(GatherLeast+time.Duration(busy)*GatherEach, GatherMost))
 	}
 	return max(0, l.until.Sub(now))
-}
-
-// news reports whether one of some indices is later than what the last look read. The caller holds the mutex.
-func (l *Looks) news(indices map[string]uint64) bool {
-	for key, index := range indices {
-		if index > l.seen[key] {
-			return true
-		}
-	}
-	return false
 }

@@ -1,9 +1,7 @@
 package looks
 
 import (
-	"context"
 	"errors"
-	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -18,36 +16,25 @@ type Contender struct {
 	Selector labels.Selector
 }
 
-// RCs reads the records of controllers.
-type RCs interface {
-	RC(ctx context.Context, rcID string, consistent bool) (store.Rec[rc.RC], error)
-}
-
-// Matching returns those of some farms whose selectors match all of some controllers, whose records are read only where a selector asks
-// for labels. Those that are gone are anybody's; one that cannot be read has no labels: farms without a selector may own it.
-func Matching(ctx context.Context, records RCs, farms []Contender, rcIDs ...string) (ids []string, err error) {
-	sets := sync.OnceValues(func() (sets []labels.Set, err error) {
-		for _, id := range rcIDs {
-			rec, err := records.RC(ctx, id, false)
-			switch {
-			case errors.Is(err, store.ErrNotFound):
-			case store.IsCorrupt(err):
-				sets = append(sets, nil)
-			case err != nil:
-				return nil, err
-			default:
-				sets = append(sets, rec.Value.Labels)
-			}
+// Matching returns those of some farms whose selectors match the labels of a unit, which are read only where a selector asks for
+// labels. A unit that is gone is anybody's; one that cannot be read has no labels: farms without a selector may own it.
+func Matching(farms []Contender, labelsOf func() (store.Rec[rc.RC], error)) (ids []string, err error) {
+	gone := false
+	set := sync.OnceValues(func() (labels.Set, error) {
+		rec, err := labelsOf()
+		gone = errors.Is(err, store.ErrNotFound)
+		if gone || store.IsCorrupt(err) {
+			return nil, nil
 		}
-		return sets, nil
+		return rec.Value.Labels, err
 	})
 	for _, farm := range farms {
 		if !farm.Selector.Empty() {
-			all, err := sets()
+			of, err := set()
 			if err != nil {
 				return nil, err
 			}
-			if slices.ContainsFunc(all, func(set labels.Set) bool { return !farm.Selector.Matches(set) }) {
+			if !gone && !farm.Selector.Matches(of) {
 				continue
 			}
 		}
