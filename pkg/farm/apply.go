@@ -211,6 +211,7 @@ func (ps *writer) newBatch(plan *reconcile.Plan) *batch {
 }
 
 // beside returns the indices of the records of the service's other revisions: where operators change those, minimum and bound are others.
+// One that is made comes with a rollout.
 func (ps *writer) beside() map[string]uint64 {
 	if ps.snapshot == nil || len(ps.snapshot.Companions) == 0 {
 		return nil

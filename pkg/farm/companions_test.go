@@ -20,10 +20,10 @@ const (
 )
 
 // revision makes a controller a revision of the service web, with so many replicas.
-func revision(rev int64, n, least, most int, companions ...string) func(*rc.RC) {
+func revision(rev int64, n, least, most int) func(*rc.RC) {
 	return func(r *rc.RC) {
 		r.ReplicaGroups[0].Count = &n
-		r.Service = &rc.Service{Name: "web", Revision: rev, Companions: companions, Min: least, Max: most}
+		r.Service = &rc.Service{Name: "web", Revision: rev, Min: least, Max: most}
 	}
 }
 
@@ -50,14 +50,13 @@ func TestTwoRevisionsLeaveOneMinimum(t *testing.T) {
 	c.node("n1", nil, nil)
 	c.rolls(webUnit)
 	c.farm("f1")
-	c.apply(webR1, testManifest("web", 0), revision(1, 2, 3, 5, webR2))
-	c.apply(webR2, testManifest("web2", 0), revision(2, 2, 3, 5, webR1))
+	c.apply(webR1, testManifest("web", 0), revision(1, 2, 3, 5))
+	c.apply(webR2, testManifest("web2", 0), revision(2, 2, 3, 5))
 	c.converged(webR1, 2)
 	c.converged(webR2, 2)
 	var both sync.WaitGroup
 	for id, name := range map[string]string{webR1: "web", webR2: "web2"} {
-		other := map[string]string{webR1: webR2, webR2: webR1}[id]
-		both.Go(func() { c.apply(id, testManifest(name, 0), revision(1, 1, 3, 5, other)) })
+		both.Go(func() { c.apply(id, testManifest(name, 0), revision(1, 1, 3, 5)) })
 	}
 	both.Wait()
 	waits := ""
@@ -82,7 +81,7 @@ func TestTwoRevisionsLeaveOneMinimum(t *testing.T) {
 	}
 	// A third replica elsewhere lets the other one go, and nobody but the bell says so.
 	there, name := map[string]string{webR1: webR2, webR2: webR1}[waits], map[string]string{webR1: "web2", webR2: "web"}[waits]
-	c.apply(there, testManifest(name, 0), revision(1, 2, 3, 5, waits))
+	c.apply(there, testManifest(name, 0), revision(1, 2, 3, 5))
 	c.converged(waits, 1)
 	c.converged(there, 2)
 }
@@ -97,16 +96,16 @@ func TestRevisionsShareOneBound(t *testing.T) {
 	c.farm("f1")
 	c.apply(webR1, testManifest("web", 0), revision(1, 3, 0, 4))
 	c.converged(webR1, 3)
-	c.apply(webR2, testManifest("web2", 0), revision(2, 3, 2, 4, webR1))
+	c.apply(webR2, testManifest("web2", 0), revision(2, 3, 2, 4))
 	c.conditionIs(webR2, rc.WaitsForService, true)
 	c.run(webR2, 1)
-	c.apply(webR1, testManifest("web", 0), revision(1, 2, 2, 4, webR2))
+	c.apply(webR1, testManifest("web", 0), revision(1, 2, 2, 4))
 	c.converged(webR1, 2)
 	c.run(webR2, 2)
 	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RCs.Key(webR1))}); err != nil {
 		t.Fatal(err)
 	}
-	c.apply(webR2, testManifest("web2", 0), revision(2, 4, 2, 4, webR1))
+	c.apply(webR2, testManifest("web2", 0), revision(2, 4, 2, 4))
 	c.converged(webR2, 4)
 }
 
@@ -117,11 +116,11 @@ func TestAServiceWithoutItsRollout(t *testing.T) {
 	c.node("n1", nil, nil)
 	c.rolls(webUnit)
 	c.farm("f1")
-	c.apply(webR1, testManifest("web", 0), revision(1, 3, 3, 4, webR2))
-	c.apply(webR2, testManifest("web2", 0), revision(2, 1, 3, 4, webR1))
+	c.apply(webR1, testManifest("web", 0), revision(1, 3, 3, 4))
+	c.apply(webR2, testManifest("web2", 0), revision(2, 1, 3, 4))
 	c.converged(webR1, 3)
 	c.converged(webR2, 1)
-	c.apply(webR1, testManifest("web", 0), revision(1, 1, 3, 4, webR2))
+	c.apply(webR1, testManifest("web", 0), revision(1, 1, 3, 4))
 	c.conditionIs(webR1, rc.WaitsForService, true)
 	c.run(webR1, 2)
 	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Rollouts.Key(webUnit))}); err != nil {
@@ -134,9 +133,9 @@ func TestAServiceWithoutItsRollout(t *testing.T) {
 	}
 	c.converged(webR1, 1)
 	c.conditionIs(webR1, rc.WaitsForService, false)
-	c.apply(webR2, testManifest("web2", 0), revision(2, 5, 3, 4, webR1))
+	c.apply(webR2, testManifest("web2", 0), revision(2, 5, 3, 4))
 	c.converged(webR2, 5)
-	if r := c.record(webR1); r.Service.Min != 3 || len(r.Service.Companions) != 1 {
+	if r := c.record(webR1); r.Service.Min != 3 {
 		t.Errorf("%+v", r.Service)
 	}
 }
@@ -152,17 +151,17 @@ func TestTheMinimumFollowsTheCountsOfThePresent(t *testing.T) {
 			return nil
 		}
 		if tries++; tries == 1 {
-			c.apply(webR2, testManifest("web2", 0), revision(2, 3, 3, 6, webR1))
+			c.apply(webR2, testManifest("web2", 0), revision(2, 3, 3, 6))
 		} else if len(c.running(webR2)) == 0 {
 			early = true
 		}
 		return nil
 	}}, nil)
-	c.apply(webR1, testManifest("web", 0), revision(1, 3, 3, 6, webR2))
-	c.apply(webR2, testManifest("web2", 0), revision(2, 0, 3, 6, webR1))
+	c.apply(webR1, testManifest("web", 0), revision(1, 3, 3, 6))
+	c.apply(webR2, testManifest("web2", 0), revision(2, 0, 3, 6))
 	c.converged(webR1, 3)
 	c.converged(webR2, 0)
-	c.apply(webR1, testManifest("web", 0), revision(1, 0, 3, 6, webR2))
+	c.apply(webR1, testManifest("web", 0), revision(1, 0, 3, 6))
 	c.converged(webR2, 3)
 	c.converged(webR1, 0)
 	if early || tries < 2 {

@@ -47,21 +47,23 @@ func (ps *reader) read(ctx context.Context) error {
 	return ps.addRequests(ctx, s, ps.head.Requests)
 }
 
-// companions returns the controllers of the other revisions of the service. Those without a record are left out: nobody works on them, and they
-// hold nobody up.
+// companions returns the controllers of the other revisions of the service, those that are deleted too. Those without a record are left
+// out: the farm does not work on them, and they hold nothing up.
 func (ps *reader) companions() (companions []reconcile.Companion) {
-	of := ps.head.RC.Value.Service
-	if of == nil || !heedCompanions {
+	if ps.head.RC.Value.Service == nil || !heedCompanions {
 		return nil
 	}
 	for _, id := range ps.IDs() {
 		h := ps.Heads[id]
-		if id == ps.id || !h.Exists() || !slices.Contains(of.Companions, id) {
+		if id == ps.id || !h.Exists() || rc.IsPreDeploy(id) {
 			continue
 		}
 		other := reconcile.Companion{RCID: id, Unread: len(h.Corrupt), Status: h.Status}
 		if n := h.RC.Value.Asks(); h.Err == nil {
 			other.Asks = &n
+			if h.RC.Value.DeletedAt == nil {
+				other.Service = h.RC.Value.Service
+			}
 		}
 		for _, rec := range h.Placements {
 			other.Pods = append(other.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})

@@ -3,7 +3,6 @@ package rc
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -82,13 +81,6 @@ func (r *RC) checkCounters(errs *field.Errors) {
 		field.CheckRange(errs, "service.revision", s.Revision, 0, MaxGeneration)
 		field.CheckRange(errs, "service.min", s.Min, 0, MaxReplicas)
 		field.CheckRange(errs, "service.max", s.Max, 0, MaxPods)
-		seen := map[string]bool{"": true, r.ID: true}
-		for i, id := range s.Companions {
-			if seen[id] || strings.Contains(id, "/") {
-				errs.Add(fmt.Sprintf("service.companions[%d]", i), id, "the id of another controller, once")
-			}
-			seen[id] = true
-		}
 	}
 }
 

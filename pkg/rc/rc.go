@@ -74,12 +74,11 @@ func (r *RC) MadeInEpoch(epoch string) bool { return r.MadeIn != "" && r.MadeIn 
 type Service struct {
 	Name     string `json:"name"`
 	Revision int64  `json:"revision"` // from 1
-	// Companions are the ids of the controllers of the service's other revisions that may have pods. While there are any, Min and Max
-	// count over all of them: Min available pods are left (P6), and there are no more than Max, those that stop included. While no rollout
-	// is in charge they follow the counts: Min is no more, and Max no less, than what the revisions ask for together.
-	Companions []string `json:"companions,omitempty"`
-	Min        int      `json:"min,omitempty"`
-	Max        int      `json:"max,omitempty"`
+	// Min and Max count over all revisions that have a record, while there are several: Min available pods are left (P6), and there are no
+	// more than Max, those that stop included. Of several revisions the stricter one holds; those that are deleted have no say. While no
+	// rollout is in charge they follow the counts: Min is no more, and Max no less, than what the revisions ask for together.
+	Min int `json:"min,omitempty"`
+	Max int `json:"max,omitempty"`
 	// Standby keeps the pods out of their service's name; they count for no minimum.
 	Standby bool `json:"standby,omitempty"`
 }

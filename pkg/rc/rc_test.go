@@ -29,7 +29,7 @@ func record() rc.RC {
 		NodeLoss: rc.NodeLoss{Action: "keep", After: ptr(field.Duration(30 * time.Second)), UnmanagedAfter: ptr(field.Duration(0))},
 		Strategy: rc.Static, Disabled: true, DeletedAt: ptr(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)),
 		Generation: 7, ChangedBy: "ann@host", AllowMassStop: 7,
-		Service: &rc.Service{Name: "web", Revision: 2, Companions: []string{"a"}, Min: 3, Max: 4, Standby: true},
+		Service: &rc.Service{Name: "web", Revision: 2, Min: 3, Max: 4, Standby: true},
 		InPlace: &rc.InPlace{From: "b", Limit: 1},
 	}
 }
@@ -73,9 +73,6 @@ const golden = `{
   "service": {
     "name": "web",
     "revision": 2,
-    "companions": [
-      "a"
-    ],
     "min": 3,
     "max": 4,
     "standby": true
@@ -139,7 +136,6 @@ func TestCheck(t *testing.T) {
 		{"generation", `{"id":"a","manifest":"d","generation":9223372036854775807,"replica_groups":[{"role":"m","count":1}]}`, "generation: 9223372036854775807"},
 		{"bound of a service", `{"id":"a","manifest":"d","service":{"max":9223372036854775807},"replica_groups":[{"role":"m","count":1}]}`, "service.max"},
 		{"minimum of a service", `{"id":"a","manifest":"d","service":{"min":-1},"replica_groups":[{"role":"m","count":1}]}`, "service.min"},
-		{"companion", `{"id":"a","manifest":"d","service":{"companions":["b","b"]},"replica_groups":[{"role":"m","count":1}]}`, "service.companions[1]"},
 		{"limit", `{"id":"a","manifest":"d","in_place":{"limit":-1},"replica_groups":[{"role":"m","count":1}]}`, "in_place.limit"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

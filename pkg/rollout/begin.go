@@ -79,6 +79,9 @@ func begin(s Start, running *Record) (Started, error) {
 		return Started{}, err
 	}
 	w.dress()
+	for _, m := range w.Members { // a deployment says of each what is wanted, also where pods were found running (R2)
+		m.bump = true
+	}
 	w.audit("rollout %s of %s to %s by %s, strategy %s", rec.ID, rec.Service, w.Upward().Name, s.By, kind)
 	return Started{Record: rec, RCs: w.changed(), Audit: w.d.Audit}, rec.Check()
 }

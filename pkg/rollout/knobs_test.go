@@ -147,7 +147,7 @@ func TestWhatBeginWrites(t *testing.T) {
 	if down.Generation != 4 || down.AllowMassStop != 4 || desired(down) != 4 {
 		t.Errorf("%+v", down)
 	}
-	if diff := cmp.Diff(&rc.Service{Name: "web", Revision: 1, Companions: []string{web2}, Min: 5, Max: 6}, down.Service); diff != "" {
+	if diff := cmp.Diff(&rc.Service{Name: "web", Revision: 1, Min: 5, Max: 6}, down.Service); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -223,7 +223,7 @@ func TestOldControllerStaysWhileMachinesAreLost(t *testing.T) {
 	if r := w.rcs[web1]; r.DeletedAt != nil || !strings.Contains(w.ended.Alert, "web-r1 still has pods") {
 		t.Errorf("%+v, alert %q", r, w.ended.Alert)
 	}
-	if s := w.rcs[web2].Service; len(s.Companions) != 1 || s.Min != 2 || s.Max != 3 {
+	if s := w.rcs[web2].Service; s.Min != 2 || s.Max != 3 {
 		t.Errorf("%+v", s)
 	}
 }

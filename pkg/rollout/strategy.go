@@ -320,37 +320,25 @@ func fit(before, groups []rc.ReplicaGroup, n int) []rc.ReplicaGroup {
 
 // Finish implements Strategy.
 func (rolling) Finish(w *Work) {
-	var left []string
 	for _, m := range w.In(Down) {
-		if !w.retire(m) {
-			left = append(left, m.RC)
-		}
-	}
-	for _, m := range w.In(Stay) {
-		left = append(left, m.RC)
+		w.retire(m)
 	}
 	for _, m := range w.Members {
 		m.Ctrl.AllowMassStop = 0
-		m.Ctrl.Service.Companions = slices.DeleteFunc(slices.Clone(left), func(id string) bool { return id == m.RC })
-	}
-	if up := w.Upward(); len(left) == 0 && up != nil {
-		up.Ctrl.Service.Companions, up.Ctrl.Service.Min, up.Ctrl.Service.Max = nil, 0, 0
 	}
 }
 
-// retire marks the controller of an old revision deleted, once nothing is left of it. It reports whether nothing is.
-func (w *Work) retire(m *Member) bool {
+// retire marks the controller of an old revision deleted, once nothing is left of it.
+func (w *Work) retire(m *Member) {
 	empty := m.Status != nil && m.Status.Placed == 0 && m.Status.Stopping == 0 && m.Status.Ghosts == 0 && m.desired() == 0
 	switch {
 	case !empty:
 		w.alert("%s still has pods, on machines that are lost: its controller stays, with the count %d", m.Name, m.desired())
-		return false
 	case !w.Record.Update.LeaveOld && m.Ctrl.DeletedAt == nil:
 		at := w.Now()
 		m.Ctrl.DeletedAt = &at
 		w.d.Delete = append(w.d.Delete, m.RC)
 	}
-	return true
 }
 
 // canary is rolling that waits with a few pods for somebody to promote.

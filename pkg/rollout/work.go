@@ -214,12 +214,7 @@ func (w *Work) dress() {
 			m.Ctrl.Service = &rc.Service{}
 		}
 		s := m.Ctrl.Service
-		s.Name, s.Revision, s.Companions = w.Record.Service, m.Rev, nil
-		for _, other := range w.Members {
-			if other != m {
-				s.Companions = append(s.Companions, other.RC)
-			}
-		}
+		s.Name, s.Revision = w.Record.Service, m.Rev
 		s.Min, s.Max, s.Standby = w.Record.Update.Min, w.Record.Max(), m.Standby
 	}
 }

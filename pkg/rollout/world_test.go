@@ -138,17 +138,42 @@ func (w *world) regressed(id string) bool {
 	return found && placed > r.Desired()
 }
 
+// beside returns the other revisions of the service.
+func (w *world) beside(id string) (ids []string) {
+	for _, other := range w.ids() {
+		if r := w.rcs[other]; other != id && r.Service != nil {
+			ids = append(ids, other)
+		}
+	}
+	return ids
+}
+
+// ofService returns the limits that the records say: the stricter ones of those that are not deleted.
+func (w *world) ofService() (least, most int) {
+	for _, r := range w.rcs {
+		if r.Service == nil || r.DeletedAt != nil {
+			continue
+		}
+		least = max(least, r.Service.Min)
+		if most == 0 || r.Service.Max > 0 && r.Service.Max < most {
+			most = r.Service.Max
+		}
+	}
+	return least, most
+}
+
 // own is one pass of a controller's owner.
 func (w *world) own(id string) {
 	r := w.rcs[id]
-	shared := r.Service != nil && len(r.Service.Companions) > 0
+	beside := w.beside(id)
+	shared := r.Service != nil && len(beside) > 0
 	least, most := r.MinimumAvailable(), r.Desired()+r.Surge()
 	if shared {
-		least, most = r.Service.Min, r.Service.Max
+		least, most = w.ofService()
 	}
 	if shared && w.record == nil {
 		asked := r.Asks()
-		for _, other := range r.Service.Companions {
+		for _, other := range beside {
 			o := w.rcs[other]
 			asked += o.Asks()
 		}
@@ -156,7 +181,7 @@ func (w *world) own(id string) {
 	}
 	blocked := w.holding[id]
 	if shared {
-		for _, other := range r.Service.Companions {
+		for _, other := range beside {
 			if _, there := w.rcs[other]; there && (w.holding[other] || w.regressed(other)) {
 				blocked = true
 			}

@@ -71,7 +71,7 @@ func (c *cluster) deployed(t *testing.T, spec *record.ServiceSpec) {
 	c.under(t, spec)
 	for i := range c.svc.Controllers {
 		r := &c.svc.Controllers[i].RC
-		if r.Service.Companions = nil; r.ID == c.svc.Deployed.RC {
+		if r.ID == c.svc.Deployed.RC {
 			r.ReplicaGroups = spec.Groups()
 		} else {
 			r.ReplicaGroups = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: new(int)}}

@@ -14,6 +14,8 @@ type Companion struct {
 	Unread int   // placements that cannot be read: each takes room, and none counts as available
 	Status *rc.Status
 	Asks   *int // how many replicas its record asks for; nil: it cannot be read
+	// Service is what its record says of minimum and bound; nil: it has no say.
+	Service *rc.Service
 }
 
 // hasCompanions reports whether minimum and bound are those of the service: other revisions may have pods.
@@ -22,7 +24,26 @@ func (s *Snapshot) hasCompanions() bool {
 }
 
 // bounded reports whether the service says how many pods all its revisions may have.
-func (s *Snapshot) bounded() bool { return s.hasCompanions() && s.RC.Service.Max > 0 }
+func (s *Snapshot) bounded() bool { return s.hasCompanions() && s.ofService().bound > 0 }
+
+// ofService returns the limits that the records say: of several revisions that have a say the stricter one holds. A bound of zero is none.
+func (s *Snapshot) ofService() (l limits) {
+	say := func(of *rc.Service) {
+		l.least = max(l.least, of.Min)
+		if l.bound == 0 || of.Max > 0 && of.Max < l.bound {
+			l.bound = of.Max
+		}
+	}
+	if s.RC.DeletedAt == nil {
+		say(s.RC.Service)
+	}
+	for i := range s.Companions {
+		if of := s.Companions[i].Service; of != nil {
+			say(of)
+		}
+	}
+	return l
+}
 
 // asked returns how many pods the revisions ask for together, while that bounds the service: no rollout is in charge, so that nobody but
 // operators changes the counts, and nobody brings minimum and bound to them.
@@ -51,7 +72,7 @@ func limitsOf(s *Snapshot) limits {
 	if !s.hasCompanions() {
 		return limits{least: s.leastOfItsOwn()}
 	}
-	l := limits{least: s.RC.Service.Min, bound: s.RC.Service.Max}
+	l := s.ofService()
 	if n, bounds := asked(s); bounds {
 		l.least, l.bound = min(l.least, n), max(l.bound, n+s.RC.Surge())
 	}

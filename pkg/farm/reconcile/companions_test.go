@@ -16,7 +16,7 @@ import (
 // besides gives a controller a companion with so many pods, which are as they should be, and the service's bounds.
 func besides(s *reconcile.Snapshot, pods, least, most int) *reconcile.Companion {
 	s.Epoch = "world"
-	s.RC.Service = &rc.Service{Name: "web", Revision: 2, Companions: []string{"old"}, Min: least, Max: most}
+	s.RC.Service = &rc.Service{Name: "web", Revision: 2, Min: least, Max: most}
 	other := reconcile.Companion{RCID: "old", Status: &rc.Status{RCID: "old", Epoch: "world"}}
 	for i := range pods {
 		p := running(i, fmt.Sprintf("n%d", i%4), 5, 0)

@@ -65,11 +65,6 @@ func newServiceWorld(revisions int) *serviceWorld {
 			NodeLoss: rc.NodeLoss{After: new(field.Duration), UnmanagedAfter: new(field.Duration)}, ProgressDeadline: &deadline,
 			Service: &rc.Service{Name: "web", Revision: int64(rev + 1), Min: 2, Max: 6},
 		}
-		for other := range revisions {
-			if other != rev {
-				r.Service.Companions = append(r.Service.Companions, fmt.Sprintf("r%d", other+1))
-			}
-		}
 		w.rcs[id], w.records[id] = r, w.next()
 	}
 	return w
@@ -124,10 +119,13 @@ func (w *serviceWorld) read(id string) *reconcile.Plan {
 	for _, digest := range []string{"m9", "m8"} {
 		s.Manifests[digest] = w.manifest()
 	}
-	for _, other := range r.Service.Companions {
+	for _, other := range w.ids() {
+		if other == id {
+			continue
+		}
 		o := w.rcs[other]
 		n := o.Asks()
-		s.Companions = append(s.Companions, reconcile.Companion{RCID: other, Pods: w.podsOf(other), Status: w.status[other], Asks: &n})
+		s.Companions = append(s.Companions, reconcile.Companion{RCID: other, Pods: w.podsOf(other), Status: w.status[other], Asks: &n, Service: o.Service})
 	}
 	p := &servicePass{id: id, snapshot: s, records: maps.Clone(w.records), drops: w.drops, reports: maps.Clone(w.reports)}
 	plan := reconcile.Compute(s)
