@@ -149,6 +149,7 @@ func TestAStepIsRefused(t *testing.T) {
 			})
 		},
 		"the rollout changed":               touching(record),
+		"the rollout is gone":               removing(record),
 		"a controller that changes changed": touching(changes),
 		"a controller that changes is gone": removing(changes),
 		"a controller that stays changed":   touching(stays),
@@ -261,6 +262,9 @@ func TestTheEndOfARollout(t *testing.T) {
 		entry["reason"] != s.Record.Reason ||
 		entry["ended_at"] == nil || entry["later"] == nil {
 		t.Errorf("history %s, %v", p.Value, err)
+	}
+	if _, err := farm.CommitRollout(t.Context(), s); !errors.Is(err, ErrRefused) {
+		t.Errorf("a second time: %v", err)
 	}
 }
 
