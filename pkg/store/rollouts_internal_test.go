@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
@@ -53,6 +54,49 @@ func TestRolloutOfAService(t *testing.T) {
 	}
 	if _, err := d.RolloutOf(t.Context(), "web"); !IsCorrupt(err) {
 		t.Errorf("of a service that cannot be read: %v", err)
+	}
+}
+
+// Of a controller the rollout of its service is told, and nobody but that changes it. A controller of no service has
+// none.
+func TestRolloutForAController(t *testing.T) {
+	t.Parallel()
+	farm, fence := begun(t)
+	d, operator := &Deployments{farm.db}, &Operator{farm.db}
+	told := func(r rc.RC, want bool) {
+		t.Helper()
+		if got, err := d.RolloutFor(t.Context(), &r); err != nil || (got != nil) != want || want && got.ID != "one" {
+			t.Errorf("of %s: %+v, %v", r.ID, got, err)
+		}
+	}
+	preDeploy := rc.RC{ID: rc.PreDeployID(testUnit, 2)}
+	alone := rc.RC{ID: testUnit}
+	other := rc.RC{ID: rc.RevisionID("01hzzzzzzzzzzzzzzzzzzzwebt", 1), Service: &rc.Service{Name: "web", Revision: 1}}
+	told(revision(1, 3), true)
+	told(revision(9, 0), true)
+	told(preDeploy, true)
+	told(alone, false)
+	told(other, false)
+	change := func() error {
+		rec := unitNow(t, farm).Heads[oldID].RC
+		rec.Value.Generation++
+		return operator.ChangeRC(t.Context(), RCChange{RC: rec.Value, Index: rec.Index,
+			Audit: NewAudit("op", "scale", oldID, nil)})
+	}
+	if err := change(); !errors.Is(err, ErrConflict) || !consul.RefusedOn(err, farm.keys.Rollouts.Key(testUnit)) {
+		t.Errorf("changed past its rollout: %v", err)
+	}
+	committed(t, farm, ended(next(t, farm, fence), rollout.Done, ""))
+	told(revision(1, 3), false)
+	told(preDeploy, false)
+	if err := change(); err != nil {
+		t.Errorf("after its rollout: %v", err)
+	}
+	if err := touch(t, farm, farm.keys.Rollouts.Key(testUnit)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.RolloutFor(t.Context(), &preDeploy); !IsCorrupt(err) {
+		t.Errorf("of a record that cannot be read: %v", err)
 	}
 }
 

@@ -119,8 +119,8 @@ func TestReadUnit(t *testing.T) {
 	}
 }
 
-// A batch lands only while the records of the unit's other controllers are as they were, and nothing has dropped. Only
-// the latter is told apart, as it can be sent again.
+// A batch lands only while the records of the unit's other controllers and of its rollout are as they were, and nothing
+// has dropped. Only the latter is told apart, as it can be sent again.
 func TestABatchDependsOnItsUnit(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
@@ -143,23 +143,28 @@ func TestABatchDependsOnItsUnit(t *testing.T) {
 				write(t, st, between...)
 			}
 			return farm.Commit(ctx, &Batch{
-				Fence: fence, RCID: a, RCIndex: u.Heads[a].RC.Index, Beside: map[string]uint64{b: u.Heads[b].RC.Index}, Part: Part{DropsIndex: u.Drops.Index},
-				Audit: &Audit{ID: NewID()},
+				Fence: fence, RCID: a, RCIndex: u.Heads[a].RC.Index, Beside: map[string]uint64{b: u.Heads[b].RC.Index},
+				Rollout: &u.Rollout.Index, Part: Part{DropsIndex: u.Drops.Index}, Audit: &Audit{ID: NewID()},
 			})
 		}
 		if err := try(); err != nil {
 			t.Error(err)
 		}
-		for name, c := range map[string]struct {
+		for _, c := range []struct {
+			name    string
 			between []consul.Op
 			dropped bool
 		}{
-			"a pod dropped":           {[]consul.Op{consul.Set(keys.Drops.Key(b), []byte("y"))}, true},
-			"the record beside moved": {[]consul.Op{consul.Set(keys.RCs.Key(b), []byte("{ }"))}, false},
-			"both":                    {[]consul.Op{consul.Set(keys.RCs.Key(b), []byte("{  }")), consul.Set(keys.Drops.Key(a), []byte("z"))}, false},
+			{"a pod dropped", []consul.Op{consul.Set(keys.Drops.Key(b), []byte("y"))}, true},
+			{"the record beside moved", []consul.Op{consul.Set(keys.RCs.Key(b), []byte("{ }"))}, false},
+			{"both", []consul.Op{consul.Set(keys.RCs.Key(b), []byte("{  }")), consul.Set(keys.Drops.Key(a), []byte("z"))},
+				false},
+			{"a rollout began", []consul.Op{consul.Set(keys.Rollouts.Key(a), []byte("{"))}, false},
+			{"the rollout moved", []consul.Op{consul.Set(keys.Rollouts.Key(a), []byte("{ "))}, false},
+			{"the rollout ended", []consul.Op{consul.Delete(keys.Rollouts.Key(a))}, false},
 		} {
 			if err := try(c.between...); !errors.Is(err, ErrRefused) || errors.Is(err, ErrDropped) != c.dropped {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: %v", c.name, err)
 			}
 		}
 	})
@@ -190,8 +195,8 @@ func TestFinishOfAUnit(t *testing.T) {
 		return id
 	}
 	first, second := create(1), create(2)
-	write(t, st, consul.Set(st.keys.Rollouts.Key(testUnit), asJSON(rollingOn(second))),
-		consul.Set(st.keys.RolloutTroubles.Key(testUnit), []byte("{}")))
+	rolling := consul.Set(st.keys.Rollouts.Key(testUnit), asJSON(rollingOn(second)))
+	write(t, st, rolling, consul.Set(st.keys.RolloutTroubles.Key(testUnit), []byte("{}")))
 	owning(t, st, testUnit, func(ctx context.Context, farm *FarmSession, fence Fence) {
 		u, err := farm.ReadUnit(ctx, testUnit, true)
 		if err != nil {
@@ -219,7 +224,9 @@ func TestFinishOfAUnit(t *testing.T) {
 			t.Error(err)
 		}
 		left(true)
+		write(t, st, consul.Delete(st.keys.Rollouts.Key(testUnit))) // while there is one, nobody makes a controller alone
 		third := create(3)
+		write(t, st, rolling)
 		if err := finish(second, u.BellIndex); !errors.Is(err, ErrRefused) {
 			t.Errorf("another controller has come: %v", err)
 		}
