@@ -234,6 +234,7 @@ func (j *judgement) rules(w *Write) {
 	}
 	j.echoes(w)
 	j.rollouts(w)
+	j.oneWriter(w)
 	j.leads(w)
 	j.chosen(w)
 	if !w.touches() {
@@ -242,7 +243,6 @@ func (j *judgement) rules(w *Write) {
 	j.result.Transactions++
 	j.single(w)
 	j.locked(w)
-	j.oneWriter(w)
 	j.fresh(w)
 	j.committed(w)
 	j.stops(w)
@@ -302,7 +302,8 @@ func orderKey(node, id string, revision int64) string {
 func (r *Result) Breached() bool {
 	for _, v := range r.Violations {
 		switch v.Rule {
-		case ruleOwner, ruleRegister, ruleNotLocked, ruleTwoSessions, ruleTwoWriters, ruleRolloutNotLocked, ruleRunner, ruleNoLeader, ruleOtherLeader, ruleLeadersMixed:
+		case ruleOwner, ruleRegister, ruleNotLocked, ruleTwoSessions, ruleTwoWriters, ruleRolloutNotLocked, ruleStepOwner,
+			ruleNoLeader, ruleOtherLeader, ruleLeadersMixed:
 			return true
 		}
 	}

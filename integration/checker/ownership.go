@@ -135,7 +135,7 @@ func (w *Write) summary() string {
 	var parts []string
 	for i := range w.Changes {
 		switch g := group(w.Changes[i].Key); g {
-		case "pods", "intent", "status":
+		case "pods", "intent", "status", "rollouts":
 			parts = append(parts, strings.TrimPrefix(w.Changes[i].Key, prefix))
 		}
 	}

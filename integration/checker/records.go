@@ -105,7 +105,6 @@ type controller struct {
 	Disabled     bool    `json:"disabled"`
 	// AllowMassStop is the generation that may stop many pods at once.
 	AllowMassStop int64    `json:"allow_mass_stop"`
-	Mutator       string   `json:"mutator"` // term of the rollout in charge
 	Service       *service `json:"service"`
 	InPlace       *inPlace `json:"in_place"`
 }
@@ -338,6 +337,7 @@ func (k *Key) status() *statusRecord     { return record[statusRecord](k, "statu
 func (k *Key) request() *request         { return record[request](k, "requests") }
 func (k *Key) manifest() *manifestRecord { return record[manifestRecord](k, "manifests") }
 func (k *Key) rollout() *rolloutRecord   { return record[rolloutRecord](k, "rollouts") }
+func (k *Key) deployed() *deployedRecord { return record[deployedRecord](k, "deployments") }
 
 // tripped reports whether the mass-stop breaker is: then nothing is stopped.
 func (k *Key) tripped() bool {

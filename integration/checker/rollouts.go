@@ -3,55 +3,107 @@ package checker
 import (
 	"encoding/json"
 	"reflect"
+	"slices"
 	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // rolloutRecord is a rollout under way, as far as rules ask.
 type rolloutRecord struct {
-	ID      string `json:"id"`
-	Service string `json:"service"`
+	ID        string `json:"id"`
+	Service   string `json:"service"`
+	Revisions []struct {
+		RC string `json:"rc"`
+	} `json:"revisions"`
+	PreDeploy *struct {
+		RC string `json:"rc"`
+	} `json:"pre_deploy"`
 }
 
-// term is what the mutator of the rollout's controllers names.
-func (r *rolloutRecord) term() string { return r.Service + "/" + r.ID }
-
-// rolloutOf returns the service whose rollout a key is the record of; ok is false for bells and all else.
-func rolloutOf(key string) (service string, ok bool) {
-	service, ours := strings.CutPrefix(key, prefix+"rollouts/")
-	return service, ours && service != "" && !strings.Contains(service, "/")
+// names returns the controllers that the rollout is in charge of.
+func (r *rolloutRecord) names() []string {
+	if r == nil {
+		return nil
+	}
+	var ids []string
+	for _, of := range r.Revisions {
+		ids = append(ids, of.RC)
+	}
+	if r.PreDeploy != nil {
+		ids = append(ids, r.PreDeploy.RC)
+	}
+	return ids
 }
 
-// rollouts judges who changes rollouts, and controllers that one is in charge of: the farm that holds the rollout's lock, under its fence,
-// or an operator, who begins another rollout or asks for something.
+// deployedRecord is the document of a service, as far as rules ask.
+type deployedRecord struct {
+	Unit string `json:"id"`
+}
+
+const keyRollouts = prefix + "rollouts/"
+
+// rolloutOf returns the key of the rollout of a controller's unit.
+func rolloutOf(rcID string) string { return keyRollouts + rc.UnitOf(rcID) }
+
+// rolledUnit returns the unit whose rollout a key is about: its record, or the trouble beside it.
+func rolledUnit(key string) (unit string, ok bool) {
+	below, ours := strings.CutPrefix(key, keyRollouts)
+	unit, _, _ = strings.Cut(below, "/")
+	return unit, ours && unit != ""
+}
+
+// rollouts judges who changes rollouts, and controllers that one is in charge of: the owner of the unit, under its
+// fence, or an operator, who begins another rollout or asks for something.
 func (j *judgement) rollouts(w *Write) {
+	for unit := range w.stepped() {
+		j.steps(w, unit)
+	}
 	for i := range w.Changes {
 		c := &w.Changes[i]
-		if name, is := rolloutOf(c.Key); is && !j.asks(w, c) {
-			j.steps(w, name)
+		if unit, is := rolledUnit(c.Key); is && c.Key == keyRollouts+unit {
+			j.ofOneUnit(w, c, unit)
 		}
-		if before := c.Before.controller(); before != nil && before.Mutator != "" {
-			j.mutated(w, c, before)
+		if before := c.Before.controller(); before != nil {
+			j.steered(w, c, before)
 		}
 	}
+}
+
+// stepped returns the units whose rollouts the transaction changes, where that is not an operator's act.
+func (w *Write) stepped() map[string]bool {
+	units := map[string]bool{}
+	for i := range w.Changes {
+		c := &w.Changes[i]
+		if unit, is := rolledUnit(c.Key); is && !(c.Key == keyRollouts+unit && w.asks(c, unit)) {
+			units[unit] = true
+		}
+	}
+	return units
 }
 
 // asks reports whether a change of a rollout's record is an operator's, and says of which version it is: nothing differs but what is asked
-// for, or it is part of a deployment; one that begins a rollout finds its lock free.
-func (j *judgement) asks(w *Write, c *Change) bool {
+// for, or it is part of a deployment.
+func (w *Write) asks(c *Change, unit string) bool {
 	before, after := c.Before.rollout(), c.After.rollout()
-	switch {
-	case after == nil || !w.has(c.Key, "cas"):
+	if after == nil || !w.has(c.Key, "cas") {
 		return false
-	case before == nil:
-		lock := w.before(keyLocks + "rollout/" + after.Service)
-		return w.deploys(after.Service) && (lock == nil || lock.Session == "")
-	default:
-		return w.deploys(after.Service) || reflect.DeepEqual(withoutRequest(c.Before), withoutRequest(c.After))
 	}
+	return w.deploys(unit) || before != nil && reflect.DeepEqual(withoutRequest(c.Before), withoutRequest(c.After))
 }
 
-// deploys reports whether the transaction is an operator's deployment: it writes the document of the service, as it was read.
-func (w *Write) deploys(name string) bool { return w.has(prefix+"deployments/"+name+"/spec", "cas") }
+// deploys reports whether the transaction is an operator's deployment of a unit: it writes the document of the
+// service, as it was read.
+func (w *Write) deploys(unit string) bool {
+	return slices.ContainsFunc(w.Ops, func(o Op) bool {
+		key := o.DirEnt.Key
+		if group(key) != "deployments" || !strings.HasSuffix(key, "/spec") || o.Verb != "cas" {
+			return false
+		}
+		document := w.after(key).deployed()
+		return document != nil && document.Unit == unit
+	})
+}
 
 // withoutRequest returns all fields of a record but the request.
 func withoutRequest(k *Key) map[string]json.RawMessage {
@@ -63,42 +115,98 @@ func withoutRequest(k *Key) map[string]json.RawMessage {
 	return all
 }
 
-// steps judges one write of a rollout's runner.
-func (j *judgement) steps(w *Write, name string) {
+// fences reports whether the transaction checks the lock of a unit.
+func (w *Write) fences(unit string) bool {
+	lock := lockOf(unit)
+	return w.has(lock, "check-session") && w.has(lock, "check-index")
+}
+
+// steps judges one step of a unit's rollout: who made it, under which lock, and that it was decided from all
+// controllers of the unit as they are.
+func (j *judgement) steps(w *Write, unit string) {
 	j.looked(ruleStep)
-	lock := keyLocks + "rollout/" + name
-	farm, _ := w.holderOf(lock)
+	farm, _ := w.holderOf(lockOf(unit))
 	if farm == "" {
-		j.violated("P1", ruleRolloutNotLocked, w.Index, "the rollout of %s was changed while no farm held its lock", name)
+		j.violated("P1", ruleRolloutNotLocked, w.Index, "the rollout of unit %s was changed while no farm held its lock",
+			unit)
 		return
 	}
-	if !w.has(lock, "check-session") || !w.has(lock, "check-index") {
-		j.violated("P1", "rollout without a fence", w.Index, "the rollout of %s was changed by a transaction that does not check its lock, which %s held", name, farm)
+	if !w.fences(unit) {
+		j.violated("P1", "rollout without a fence", w.Index,
+			"the rollout of unit %s was changed by a transaction that does not check its lock, which %s held", unit, farm)
 	}
 	for i := range w.Changes {
 		if a := w.Changes[i].After.audit(); a != nil && a.Who != farm {
-			j.violated("P1", ruleRunner, w.Index, "%s changed the rollout of %s, whose lock was held by %s", a.Who, name, farm)
+			j.violated("P1", ruleStepOwner, w.Index, "%s changed the rollout of unit %s, whose lock was held by %s", a.Who,
+				unit, farm)
 		}
 	}
+	for _, id := range w.controllersBefore(unit) {
+		if !w.has(prefix+"rcs/"+id, "check-index", "cas", "delete-cas") {
+			j.violated("P2", "rollout without a controller's version", w.Index,
+				"the rollout of unit %s was changed by a transaction that does not say of which version controller %s is", unit, id)
+		}
+	}
+}
+
+// controllersBefore returns the controllers of a unit that had a record when the transaction was carried out, readable
+// or not.
+func (w *Write) controllersBefore(unit string) []string {
+	var ids []string
+	add := func(key string) {
+		if id, is := strings.CutPrefix(key, prefix+"rcs/"); is && rc.UnitOf(id) == unit && !slices.Contains(ids, id) &&
+			w.before(key) != nil {
+			ids = append(ids, id)
+		}
+	}
+	for key := range w.state.groups["rcs"] {
+		add(key)
+	}
+	for i := range w.Changes { // one that is gone now
+		add(w.Changes[i].Key)
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 // The rules whose violation proves that the fence failed.
 const (
 	ruleRolloutNotLocked = "rollout changed while no farm held its lock"
-	ruleRunner           = "rollout changed by another than its runner"
+	ruleStepOwner        = "rollout changed by another than its owner"
 )
 
-// mutated judges a change of a controller that a rollout is in charge of. One whose rollout is not there any more may be released.
-func (j *judgement) mutated(w *Write, c *Change, before *controller) {
-	name, _, _ := strings.Cut(before.Mutator, "/")
-	r := w.before(prefix + "rollouts/" + name).rollout()
-	if r == nil || r.term() != before.Mutator {
+// ofOneUnit judges that a rollout is in charge of controllers of its unit only: no other lock keeps two owners apart.
+func (j *judgement) ofOneUnit(w *Write, c *Change, unit string) {
+	for _, id := range c.After.rollout().names() {
+		if rc.UnitOf(id) != unit {
+			j.violated("P1", "rollout of another unit", w.Index, "the rollout of unit %s names controller %s", unit, id)
+		}
+	}
+}
+
+// inCharge reports whether the rollout of a controller's unit was in charge of it when the transaction was carried
+// out. One that cannot be read may be.
+func (w *Write) inCharge(rcID string) bool {
+	k := w.before(rolloutOf(rcID))
+	if k == nil {
+		return false
+	}
+	r := k.rollout()
+	return r == nil || slices.Contains(r.names(), rcID)
+}
+
+// steered judges a change of a controller that a rollout is in charge of: it is part of a step or of a deployment. The
+// owner of the unit removes the record of one that is deleted.
+func (j *judgement) steered(w *Write, c *Change, before *controller) {
+	if !w.inCharge(before.ID) {
 		return
 	}
 	j.looked("P1 controller of a rollout")
-	lock := keyLocks + "rollout/" + name
-	fenced := w.has(lock, "check-session") && w.has(lock, "check-index")
-	if !fenced && !w.deploys(name) {
-		j.violated("P1", "controller changed past its rollout", w.Index, "%s was changed by neither the runner of %s nor a deployment", c.Key, before.Mutator)
+	unit := rc.UnitOf(before.ID)
+	ends := c.After == nil && before.DeletedAt != nil
+	step := w.fences(unit) && (ends || w.has(keyRollouts+unit, "cas", "check-index", "delete"))
+	if !step && !w.deploys(unit) {
+		j.violated("P1", "controller changed past its rollout", w.Index,
+			"%s was changed by neither a step of the rollout of unit %s nor a deployment", c.Key, unit)
 	}
 }

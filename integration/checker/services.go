@@ -50,7 +50,7 @@ func (j *judgement) inService(w *Write, rc *controller) bool {
 // asked returns how many pods the revisions ask for together, while that bounds the service: no rollout is in charge of the controller, so
 // that nobody brings minimum and bound to other counts.
 func (j *judgement) asked(w *Write, rc *controller) (n int, bounds bool) {
-	if rc.Mutator != "" {
+	if w.inCharge(rc.ID) {
 		return 0, false
 	}
 	for _, id := range j.together(w, rc) {

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// beside makes c and d revisions of one service, of which a rollout is in charge unless the case says otherwise. The pod of d is on n2, where it is available unless the case says otherwise.
+// beside makes c and d revisions of one service. Unless the case says otherwise, a rollout is in charge of c, and the
+// pod of d is on n2, where it is available.
 func (w *world) beside(ofC fields, of, pod, reality fields) {
 	record := controllerOf(1, 1)
 	record["id"], record["name"], record["service"] = "d", "web-r2", fields{"name": "web", "companions": []string{"c"}}
@@ -22,10 +23,21 @@ func (w *world) beside(ofC fields, of, pod, reality fields) {
 	w.txn(kv("set", "reality/n2/d/main.0", r))
 	service := fields{"name": "web", "companions": []string{"d"}}
 	update(service, of)
-	more := fields{"service": service, "mutator": "web/r1"}
+	more, rollout := fields{"service": service}, any(fields{"id": "r1", "service": "web",
+		"revisions": []fields{{"rc": "c"}}})
 	update(more, ofC)
+	if other, given := more[asRollout]; given {
+		delete(more, asRollout)
+		rollout = other
+	}
 	w.rc = w.txn(kv("set", rcKey, with(controllerOf(2, 0), more)))
+	if rollout != nil {
+		w.txn(kv("set", "rollouts/c", rollout))
+	}
 }
+
+// asRollout is what a case says of c where the record of its rollout is another one; nil: there is none.
+const asRollout = "rollout"
 
 func update(f, more fields) { maps.Copy(f, more) }
 
@@ -64,7 +76,9 @@ func TestMinimumOfAService(t *testing.T) {
 	stops := func(w *world) { w.stop(20) }
 	upgrades := func(w *world) { w.rewrites(fields{"digest": "d2"}) }
 	one := fields{"replica_groups": []fields{{"role": "main", "count": 1}}, "min_available": 1}
-	released := fields{"mutator": ""}
+	released := fields{asRollout: nil}
+	ofOther := fields{asRollout: fields{"id": "r1", "service": "web", "revisions": []fields{{"rc": "d"}}}}
+	before := fields{asRollout: fields{"id": "r1", "service": "web", "pre_deploy": fields{"rc": "c"}}}
 	deleted := with(controllerOf(1, 1), fields{"id": "d", "deleted_at": "2026-01-01T00:00:00Z"})
 	for name, c := range map[string]struct {
 		ofC, of, pod, reality fields
@@ -87,6 +101,9 @@ func TestMinimumOfAService(t *testing.T) {
 		"out of its name":                   {ofC: one, of: fields{"min": 2}, act: func(w *world) { w.rewrites(fields{"standby": true}) }, rule: rule},
 		"into its name":                     {ofC: one, of: fields{"min": 2}, act: func(w *world) { w.rewrites(fields{}) }},
 		"one is asked for":                  {ofC: released, of: fields{"min": 2}, act: stops},
+		"one is asked for, one is rolled":   {ofC: ofOther, of: fields{"min": 2}, act: stops},
+		"one is asked for, rolled unread":   {ofC: fields{asRollout: "x"}, of: fields{"min": 2}, act: stops, rule: rule},
+		"one is asked for, runs before":     {ofC: before, of: fields{"min": 2}, act: stops, rule: rule},
 		"two are asked for":                 {ofC: with(maps.Clone(one), released), of: fields{"min": 2}, act: stops, rule: rule},
 		"none is asked for":                 {ofC: released, of: fields{"min": 2}, reality: fields{"available": false}, before: func(w *world) { w.rewritesOther(deleted) }, act: stops},
 		"nobody knows what is asked for":    {ofC: released, of: fields{"min": 2}, before: func(w *world) { w.rewritesOther("x") }, act: stops, rule: rule},
@@ -144,17 +161,19 @@ func TestBoundOfAService(t *testing.T) {
 		"one of them is lost":              {ofC: two, of: fields{"max": 2}, before: (*world).loses, act: adds},
 		"it was lost a moment ago":         {ofC: two, of: fields{"max": 2}, before: lostOnce, late: heardLate - time.Second, act: adds},
 		"it was lost once":                 {ofC: two, of: fields{"max": 2}, before: lostOnce, late: heardLate + time.Second, act: adds, rule: rule},
-		"three are asked for":              {ofC: with(maps.Clone(two), fields{"mutator": "", "max_surge": 0}), of: fields{"max": 2}, act: adds},
-		"two are asked for, and one more":  {ofC: fields{"mutator": "", "max_surge": 2}, of: fields{"max": 2}, act: adds},
-		"two are asked for":                {ofC: fields{"mutator": "", "max_surge": 1}, of: fields{"max": 2}, act: adds, rule: rule},
-		"no bound":                         {ofC: two, of: fields{}, act: adds},
-		"no bound but its own":             {of: fields{}, act: adds, rule: own},
-		"its own does not hold":            {of: fields{"max": 3}, act: adds},
-		"alone for a moment":               {of: fields{"max": 2}, before: (*world).removes, late: heardLate - time.Second, act: adds},
-		"alone":                            {of: fields{"max": 2}, before: (*world).removes, late: heardLate + time.Second, act: adds, rule: own},
-		"it is replaced, no preparer":      {ofC: two, of: fields{"max": 1}, before: (*world).dies, act: moves(fields{"node": "n1", "lost": true})},
-		"it moves, its preparer lives":     {ofC: two, of: fields{"max": 1}, act: moves(fields{"node": "n1"}), rule: rule},
-		"what is found":                    {ofC: two, of: fields{"max": 2}, act: func(w *world) { w.rewrites(fields{"adopted_at_generation": 2}) }},
+		"three are asked for": {ofC: with(maps.Clone(two), fields{asRollout: nil, "max_surge": 0}),
+			of: fields{"max": 2}, act: adds},
+		"two are asked for, and one more": {ofC: fields{asRollout: nil, "max_surge": 2}, of: fields{"max": 2}, act: adds},
+		"two are asked for": {ofC: fields{asRollout: nil, "max_surge": 1}, of: fields{"max": 2}, act: adds,
+			rule: rule},
+		"no bound":                     {ofC: two, of: fields{}, act: adds},
+		"no bound but its own":         {of: fields{}, act: adds, rule: own},
+		"its own does not hold":        {of: fields{"max": 3}, act: adds},
+		"alone for a moment":           {of: fields{"max": 2}, before: (*world).removes, late: heardLate - time.Second, act: adds},
+		"alone":                        {of: fields{"max": 2}, before: (*world).removes, late: heardLate + time.Second, act: adds, rule: own},
+		"it is replaced, no preparer":  {ofC: two, of: fields{"max": 1}, before: (*world).dies, act: moves(fields{"node": "n1", "lost": true})},
+		"it moves, its preparer lives": {ofC: two, of: fields{"max": 1}, act: moves(fields{"node": "n1"}), rule: rule},
+		"what is found":                {ofC: two, of: fields{"max": 2}, act: func(w *world) { w.rewrites(fields{"adopted_at_generation": 2}) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -32,10 +32,11 @@ func (k *Key) holds() string {
 	return k.Session
 }
 
-// oneWriter is P1 for a unit as a whole: one session writes the placements, intents and statuses of all its controllers until a lock of
-// the unit changes hands. It looks at what each write says that it depends on, whoever holds which lock.
+// oneWriter is P1 for a unit as a whole: one session writes the placements, intents and statuses of all its
+// controllers, and the steps of its rollout, until a lock of the unit changes hands. It looks at what each write says
+// that it depends on, whoever holds which lock.
 func (j *judgement) oneWriter(w *Write) {
-	written := map[string]bool{}
+	written := w.stepped()
 	for id := range w.owned() {
 		written[rc.UnitOf(id)] = true
 	}

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -94,20 +92,14 @@ func (e *env) fails(w web, want ...string) {
 // rollout returns the rollout under way; nil when there is none.
 func (e *env) rollout() *rollout.Record {
 	e.t.Helper()
-	keys, err := store.NewKeys(store.DefaultPrefix)
-	if err != nil {
-		e.t.Fatal(err)
-	}
 	var r *rollout.Record
 	e.within(limit, func() error { // Consul refuses us for a moment while those that were killed leave it too many connections
-		pair, err := e.client.Get(e.t.Context(), keys.Rollouts.Key("web"), consul.Consistent)
-		if errors.Is(err, consul.ErrNotFound) {
-			r = nil
-			return nil
-		}
-		if err == nil {
-			r = new(rollout.Record)
-			err = json.Unmarshal(pair.Value, r)
+		rec, err := e.store.Deployments.RolloutOf(e.t.Context(), "web")
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+			r, err = nil, nil
+		case err == nil:
+			r = &rec.Value
 		}
 		return err
 	})

@@ -102,7 +102,7 @@ var scenarios = map[string]func(*env){
 	"relabel":           relabel,
 	"crash-loop":        crashLoop,
 	"drained":           drained,
-	"runner-killed":     runnerKilled,
+	"owner-killed":      ownerKilled,
 	"no-room":           noRoom,
 	"retarget":          retarget,
 	"restore-rollout":   restoreRollout,

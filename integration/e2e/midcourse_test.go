@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // keeps watches from now on, until end is called, that at least low pods of the service answer and no more than high processes run.
@@ -74,21 +75,26 @@ func (e *env) healthy(running map[string]int) (n int) {
 	return n
 }
 
-// runner waits until a farm carries the rollout out that is none of those, and returns which one.
-func (e *env) runner(besides ...string) (farm string) {
+// ownerOfWeb waits until a farm owns the service that is none of those, and returns which one.
+func (e *env) ownerOfWeb(besides ...string) (farm string) {
 	e.t.Helper()
-	e.within(limit, func() (err error) {
-		farm, err = e.store.Deployments.RunnerOf(e.t.Context(), "web")
+	e.within(limit, func() error {
+		deployed, err := e.store.Deployed.Get(e.t.Context(), store.Consistent, "web")
+		if err != nil {
+			return err
+		}
+		farm, err = e.store.Deployments.OwnerOf(e.t.Context(), deployed.Value.ID)
 		if err == nil && (farm == "" || slices.Contains(besides, farm)) {
-			err = fmt.Errorf("farm %q carries the rollout out", farm)
+			err = fmt.Errorf("farm %q owns the service", farm)
 		}
 		return err
 	})
 	return farm
 }
 
-// runnerKilled: whatever stage a rollout is in, another farm takes it over when its runner is killed, and carries it on.
-func runnerKilled(e *env) {
+// ownerKilled: whatever stage a rollout is in, another farm takes the service over when its owner is killed, and
+// carries the rollout on.
+func ownerKilled(e *env) {
 	farms := e.site(2, 2)
 	w := web{replicas: 3, version: "1", update: "step: 3"}
 	e.deployed(w)
@@ -98,19 +104,21 @@ func runnerKilled(e *env) {
 	killed := map[int]string{}
 	for stage := 1; stage <= 3; stage++ {
 		e.awaitRollout(fmt.Sprintf("is in stage %d", stage), func(r *rollout.Record) bool { return r != nil && r.Stage >= stage })
-		runner := e.runner()
-		farms[runner].kill()
+		owner := e.ownerOfWeb()
+		farms[owner].kill()
 		if r := e.rollout(); r != nil {
-			killed[r.Stage] = runner
+			killed[r.Stage] = owner
 		}
-		e.runner(runner)
-		farms[runner].startAgain()
+		if next := e.ownerOfWeb(owner); farms[next] == nil {
+			e.t.Fatalf("the next owner is %q", next)
+		}
+		farms[owner].startAgain()
 	}
 	e.awaitEnd()
 	e.runs(map[string]int{"2": 3})
 	end()
 	if len(killed) != 3 {
-		e.t.Errorf("killed by stage: %v, want a runner of each of 3 stages", killed)
+		e.t.Errorf("killed by stage: %v, want an owner in each of 3 stages", killed)
 	}
 	e.oneCopyEach()
 }

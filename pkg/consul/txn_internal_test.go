@@ -3,6 +3,7 @@ package consul
 import (
 	"encoding/json"
 	"math"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -29,5 +30,26 @@ func TestOpBytesIsAnUpperBound(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A key that is also a prefix of the reading is asked for once.
+func TestAKeyThatIsAPrefixIsSentOnce(t *testing.T) {
+	t.Parallel()
+	alone := Reading{Keys: []string{"bells/u"}, Prefixes: []string{"rcs/u", "rollouts/u"}}
+	both := Reading{Keys: []string{"bells/u", "rcs/u", "rollouts/u"}, Prefixes: alone.Prefixes}
+	if got, want := both.ops(), alone.ops(); !reflect.DeepEqual(got, want) {
+		t.Errorf("sent %+v, want %+v", got, want)
+	}
+	seen := map[string]bool{}
+	for _, o := range both.ops() {
+		verb := string(o.kv.Verb) + " " + o.Key()
+		if seen[verb] {
+			t.Errorf("%s is sent twice", verb)
+		}
+		seen[verb] = true
+	}
+	if apart := (Reading{Keys: both.Keys, Prefixes: []string{"rcs/u/", "rollouts/u/"}}); len(apart.ops()) != len(both.ops())+2 {
+		t.Errorf("%d operations, and %d where nothing is twice", len(both.ops()), len(apart.ops()))
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -147,5 +148,33 @@ func TestGetManyReadsMoreThanOneTransactionHolds(t *testing.T) {
 	}
 	if none := must[map[string]consul.Pair](t)(c.GetMany(t.Context(), nil, consul.Default)); len(none) != 0 {
 		t.Errorf("nothing asked, got %v", none)
+	}
+}
+
+// A key that is a prefix, too, is found as a key, and is not below the prefix; it may be missing.
+func TestReadAKeyThatIsAPrefix(t *testing.T) {
+	t.Parallel()
+	c, prefix := consultest.Client(t)
+	for _, name := range []string{"u", "u/trouble", "u-1", "v/trouble", "w"} {
+		put(t, c, prefix+name, name)
+	}
+	keys := []string{prefix + "u", prefix + "v", prefix + "w"}
+	r := consul.Reading{Keys: keys, Prefixes: keys[:2]}
+	m := c.NewMerger()
+	for name, read := range map[string]func() (map[string]consul.Pair, []consul.Pair, error){
+		"alone":  func() (map[string]consul.Pair, []consul.Pair, error) { return c.Read(t.Context(), r, consul.Consistent) },
+		"merged": func() (map[string]consul.Pair, []consul.Pair, error) { return m.Read(t.Context(), r, consul.Consistent) },
+	} {
+		found, below, err := read()
+		if err != nil || len(found) != 2 || string(found[keys[0]].Value) != "u" || string(found[keys[2]].Value) != "w" {
+			t.Errorf("%s: found %v, %v", name, found, err)
+		}
+		var got []string
+		for _, p := range below {
+			got = append(got, string(p.Value))
+		}
+		if want := []string{"u-1", "u/trouble", "v/trouble"}; !slices.Equal(got, want) {
+			t.Errorf("%s: below are %v, want %v", name, got, want)
+		}
 	}
 }

@@ -77,7 +77,9 @@ func TestRecordInJSON(t *testing.T) {
 	}
 }
 
+// A rollout is of one unit: revisions of two, or a controller of another unit that runs before them, are refused.
 func TestCheckRecord(t *testing.T) {
+	const foreign = "01bx5zzkbkactav9wevgemmvrz"
 	for name, tt := range map[string]struct {
 		spoil func(*rollout.Record)
 		want  string
@@ -118,8 +120,13 @@ func TestCheckRecord(t *testing.T) {
 		"gate":       {func(r *rollout.Record) { r.Gate.Index = -1 }, "gate.index: -1"},
 		"stage":      {func(r *rollout.Record) { r.Stage = -1 }, "stage: -1"},
 		"rev number": {func(r *rollout.Record) { r.Revisions[0].Rev = math.MaxInt64 }, "incomplete"},
-		"two up":     {func(r *rollout.Record) { r.Revisions[0].Direction = rollout.Up }, "2 revisions"},
-		"none up":    {func(r *rollout.Record) { r.Revisions[1].Direction = rollout.Down }, "0 revisions"},
+		"units": {func(r *rollout.Record) { r.Revisions[1].RC = foreign + "-2" },
+			"two units, " + web1 + " and " + foreign + "-2"},
+		"alone":     {func(r *rollout.Record) { r.Revisions[1].RC = "alone" }, "two units, " + web1 + " and alone"},
+		"first run": {func(r *rollout.Record) { r.PreDeploy.RC = foreign + "-2-pre" }, `names "` + foreign + `-2-pre"`},
+		"no run":    {func(r *rollout.Record) { r.PreDeploy.RC = "" }, `names "" as the controller that runs before it`},
+		"two up":    {func(r *rollout.Record) { r.Revisions[0].Direction = rollout.Up }, "2 revisions"},
+		"none up":   {func(r *rollout.Record) { r.Revisions[1].Direction = rollout.Down }, "0 revisions"},
 	} {
 		rec := fullRecord()
 		tt.spoil(&rec)

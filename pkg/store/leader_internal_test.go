@@ -20,7 +20,7 @@ func TestALeaderHasNoOtherWay(t *testing.T) {
 	one := 1
 	record := rc.RC{ID: "a", Name: "a", ManifestDigest: "m", Generation: 1, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}}
 	write(t, st, consul.Set(k.RCs.Key("a"), asJSON(record)), consul.Set(k.Drops.Key("gone"), nil), consul.Set(k.Manifests.Key("m"), nil),
-		consul.Set(k.Audits.Key("x"), nil), consul.Set(k.RolloutBells.Key("web"), nil),
+		consul.Set(k.Audits.Key("x"), nil),
 		consul.Set(k.NodeOps.Key("n1"), asJSON(node.Ops{Name: "n1", Drain: &node.Drain{Since: time.Now()}})))
 	errFence := errors.New("not the leader")
 	asked := 0
@@ -45,16 +45,14 @@ func TestALeaderHasNoOtherWay(t *testing.T) {
 		}
 		return indices
 	}
-	bell, before := all()[k.RolloutBells.Key("web")], all()
+	before := all()
 	for name, act := range map[string]func() error{
 		"status": func() error { return leader.ReportUnowned(ctx, unowned, rc.Status{RCID: "a"}) },
 		"incidents": func() error {
 			return leader.WriteIncidents(ctx, Rec[Incidents]{Value: Incidents{Records: map[string][]rc.Incident{"k": {{Key: "k"}}}}})
 		},
-		"rollout": func() error { return leader.WriteRolloutIncident(ctx, "web", 0, &RolloutIncident{}) },
-		"bell":    func() error { return leader.SweepRolloutBell(ctx, "web", bell) },
-		"mend":    func() error { _, err := leader.MendReservation(ctx, "n1"); return err },
-		"audit":   func() error { _, err := leader.DeleteAudit(ctx, []string{"x"}); return err },
+		"mend":  func() error { _, err := leader.MendReservation(ctx, "n1"); return err },
+		"audit": func() error { _, err := leader.DeleteAudit(ctx, []string{"x"}); return err },
 		"manifest": func() error {
 			return leader.DeleteManifest(ctx, ManifestRef{Digest: "m", Index: before[k.Manifests.Key("m")]})
 		},

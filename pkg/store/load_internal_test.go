@@ -91,8 +91,11 @@ func TestCountedIsReal(t *testing.T) {
 			nodes[i] = p.node()
 		}
 		b := &Batch{Fence: Fence{Key: st.keys.Locks.Key("web"), Session: NewID(), Index: 9}, RCID: "web", RCIndex: 4}
+		if rapid.Bool().Draw(r, "beside") {
+			b.Beside = map[string]uint64{"api": 3, "shop": 0}
+		}
 		if rapid.Bool().Draw(r, "rollout") {
-			b.Rollout = "web"
+			b.Rollout = new(rapid.Uint64Range(0, 9).Draw(r, "index"))
 		}
 		if rapid.Bool().Draw(r, "newest") {
 			b.Newest = &Reported{At: At{Node: nodes[0], Identity: pod.Identity{RCID: "web", Role: "newest"}}, Index: 8}

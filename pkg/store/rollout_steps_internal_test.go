@@ -3,356 +3,371 @@ package store
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
+	"maps"
 	"reflect"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-func groups(n int) []rc.ReplicaGroup { return []rc.ReplicaGroup{{Role: "main", Count: &n}} }
-
-func revision(rev int64, count int) rc.RC {
-	return rc.RC{
-		ID: fmt.Sprintf("id%d", rev), Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("%064d", rev), ReplicaGroups: groups(count),
-		Labels: map[string]string{"service": "web"}, Strategy: rc.Dynamic, Generation: 1, ChangedBy: "op",
-		Service: &rc.Service{Name: "web", Revision: rev},
-	}
-}
-
-func rolloutOf(id string, revs ...rc.RC) rollout.Record {
-	r := rollout.Record{
-		ID: id, Service: "web", Strategy: rollout.AvailabilityStrategy, State: rollout.Progressing, By: "op", Groups: groups(3), Phase: rollout.Moving,
-	}
-	for i := range revs {
-		v := &revs[i]
-		d := rollout.Down
-		if i == len(revs)-1 {
-			d = rollout.Up
-		}
-		r.Revisions = append(r.Revisions, rollout.Revision{
-			RC: v.ID, Name: v.Name, Rev: v.Service.Revision, Manifest: v.ManifestDigest, Direction: d, Before: v.ReplicaGroups, Target: new(int),
-		})
-	}
-	return r
-}
-
-func deploy(t *testing.T, st *FarmSession, r rollout.Record, index uint64, recs ...Rec[rc.RC]) error {
-	t.Helper()
-	schema, err := st.Schema.Get(t.Context(), Default)
-	if err != nil {
-		t.Fatal(err)
-	}
-	canonical := []byte(`{"id":"web"}`)
-	entry := map[string]any{"service": "web", "revision": 2, "rollout": r.ID, "later": []int{1}}
-	var besides []consul.Op
-	if index == 0 {
-		besides = append(besides, consul.Set(st.keys.Entries.Key("web", "2"), asJSON(entry)))
-	}
-	return (&Deployments{st.db}).Deploy(t.Context(), Deploy{
-		Rollout: Rec[rollout.Record]{Value: r, Index: index}, RCs: recs, SchemaIndex: schema.Index,
-		Manifests: []DeployManifest{{Digest: "d2", Canonical: canonical}, {Digest: "d2", Canonical: canonical}},
-		Besides:   besides, Audit: NewAudit("op", "deploy", "id2", nil),
-	})
-}
-
-// begun is a service whose revision 1 is there and whose rollout to revision 2 has begun, claimed by a farm.
-func begun(t *testing.T) (*FarmSession, Fence, RolloutView) {
-	t.Helper()
-	farm := farmSession(t, "f")
-	old := revision(1, 3)
-	if err := (&Operator{farm.db}).ChangeRC(t.Context(), RCChange{RC: old, Audit: NewAudit("op", "create", old.ID, nil)}); err != nil {
-		t.Fatal(err)
-	}
-	was, err := farm.RCs.Get(t.Context(), Consistent, old.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	was.Value.Generation, was.Value.Mutator = 2, "web/one"
-	next := revision(2, 0)
-	if err := deploy(t, farm, rolloutOf("one", old, next), 0, was, Rec[rc.RC]{Value: next}); err != nil {
-		t.Fatal(err)
-	}
-	fence, err := farm.ClaimRollout(t.Context(), "web")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return farm, fence, view(t, farm)
-}
-
-func view(t *testing.T, farm *FarmSession) RolloutView {
-	t.Helper()
-	v, err := farm.ReadRollout(t.Context(), "web", nil, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return v
-}
-
 // All that a rollout begins with is there after its transaction.
 func TestADeploymentIsWhole(t *testing.T) {
 	t.Parallel()
-	farm, _, v := begun(t)
-	if v.Rollout.Value.ID != "one" || v.RCs["id1"].Value.Mutator != "web/one" || v.RCs["id2"].Value.Name != "web-r2" || v.Schema.Index == 0 || v.Breaker.Value.Tripped {
-		t.Errorf("read %+v", v)
+	farm, _ := begun(t)
+	u := unitNow(t, farm)
+	if u.Rollout.Value.ID != "one" || u.RolloutErr != nil || u.Trouble.Index != 0 ||
+		u.Heads[newID].RC.Value.Name != "web-r2" ||
+		u.Heads[oldID].RC.Value.Generation != 2 {
+		t.Errorf("read %+v", u)
 	}
 	keys := farm.keys
-	for _, key := range []string{keys.Names.Key("web-r2"), keys.Bells.Key("id2"), keys.Drops.Key("id2"), keys.Manifests.Key("d2"), keys.RolloutBells.Key("web"), keys.Entries.Key("web", "2")} {
-		if there, err := farm.exists(t.Context(), key); !there || err != nil {
-			t.Errorf("%s: %v, %v", key, there, err)
+	for _, key := range []string{
+		keys.Names.Key("web-r2"), keys.Bells.Key(testUnit), keys.Drops.Key(testUnit), keys.Manifests.Key("d2"),
+		keys.Prefix() + "rollouts/" + testUnit, keys.Entries.Key("web", "2"),
+	} {
+		if indexOf(t, farm, key) == 0 {
+			t.Errorf("%s is missing", key)
 		}
 	}
 }
 
-// A second one is refused, and so is one that relies on a record which has changed; one in mid-course replaces what it has seen.
+// A second one is refused, and so is one that relies on a record which has changed; one in mid-course replaces what it
+// has seen. That a farm owns the service is in nobody's way.
 func TestADeploymentIsRefused(t *testing.T) {
 	t.Parallel()
-	farm, fence, v := begun(t)
+	farm, _ := begun(t)
 	third := revision(3, 0)
-	var running *RunningError
-	if err := deploy(t, farm, rolloutOf("two", third), 0, Rec[rc.RC]{Value: third}); !errors.As(err, &running) || running.Farm != "f" {
+	if err := deploy(t, farm, rolloutOf("two", third), 0, Rec[rc.RC]{Value: third}); !errors.Is(err, ErrConflict) {
 		t.Errorf("beside another rollout: %v", err)
 	}
-	if err := farm.Release(t.Context(), "unused", fence); err != nil {
-		t.Fatal(err)
-	}
-	if err := deploy(t, farm, rolloutOf("two", third), 0, Rec[rc.RC]{Value: third}); !errors.Is(err, ErrConflict) {
-		t.Errorf("beside another rollout without a runner: %v", err)
-	}
-	if there, err := farm.RCs.Exists(t.Context(), "id3"); there || err != nil {
+	if there, err := farm.RCs.Exists(t.Context(), third.ID); there || err != nil {
 		t.Errorf("it left its controller: %v, %v", there, err)
 	}
-	stale := v.RCs["id1"]
+	u := unitNow(t, farm)
+	old := u.Heads[oldID].RC
+	stale := old
 	stale.Index--
-	if err := deploy(t, farm, rolloutOf("two", stale.Value, third), v.Rollout.Index, stale, Rec[rc.RC]{Value: third}); !errors.Is(err, ErrConflict) {
+	next := rolloutOf("two", old.Value, third)
+	if err := deploy(t, farm, next, u.Rollout.Index, stale, Rec[rc.RC]{Value: third}); !errors.Is(err, ErrConflict) {
 		t.Errorf("over a changed controller: %v", err)
 	}
-	if err := deploy(t, farm, rolloutOf("two", v.RCs["id1"].Value, third), v.Rollout.Index, v.RCs["id1"], Rec[rc.RC]{Value: third}); err != nil {
+	if err := deploy(t, farm, next, u.Rollout.Index-1, old, Rec[rc.RC]{Value: third}); !errors.Is(err, ErrConflict) {
+		t.Errorf("over a changed rollout: %v", err)
+	}
+	bell := indexOf(t, farm, farm.keys.Bells.Key(testUnit))
+	if err := deploy(t, farm, next, u.Rollout.Index, old, Rec[rc.RC]{Value: third}); err != nil {
 		t.Errorf("in mid-course: %v", err)
 	}
+	if indexOf(t, farm, farm.keys.Bells.Key(testUnit)) == bell {
+		t.Error("the owner is not told")
+	}
 }
 
-// A farm that has seen an old record holds the lock for a moment; a deployment waits for it.
-func TestADeploymentWaitsForWhoeverFindsNoRollout(t *testing.T) {
+// A step says where it has landed: all that it writes is there at that index, and the rest is as it was.
+func TestAStepLands(t *testing.T) {
 	t.Parallel()
-	farm := farmSession(t, "f")
-	fence, err := farm.ClaimRollout(t.Context(), "web")
-	if err != nil {
-		t.Fatal(err)
+	farm, fence := begun(t)
+	s := moved(next(t, farm, fence))
+	audit := NewAudit("f", "rollout", newID, []string{"moved"})
+	s.Audit = &audit
+	index := committed(t, farm, s)
+	u := unitNow(t, farm)
+	if u.Rollout.Value.Stage != 1 || u.Rollout.Index != index || u.Heads[newID].RC.Index != index ||
+		u.Heads[newID].RC.Value.Generation != 2 {
+		t.Errorf("at %d: %+v, %+v", index, u.Rollout, u.Heads[newID].RC)
 	}
-	if _, err := farm.ReadRollout(t.Context(), "web", nil, true); !errors.Is(err, ErrNotFound) {
-		t.Fatal(err)
+	if indexOf(t, farm, farm.keys.Audits.Key(audit.ID)) != index ||
+		u.Heads[oldID].RC.Index != s.Unit.Heads[oldID].RC.Index {
+		t.Errorf("at %d: no audit record, or another controller changed", index)
 	}
-	done := make(chan error)
-	next := revision(2, 0)
-	go func() { done <- deploy(t, farm, rolloutOf("one", next), 0, Rec[rc.RC]{Value: next}) }()
-	select {
-	case err := <-done:
-		t.Fatalf("it did not wait: %v", err)
-	case <-time.After(lockPatience / 10):
+
+	same := moved(next(t, farm, fence)) // the rollout stays as it is, also where it is written
+	same.Record.Stage--
+	if index = committed(t, farm, same); index != indexOf(t, farm, farm.keys.RCs.Key(newID)) || index <= u.Rollout.Index {
+		t.Errorf("with the same record: %d, before %d", index, u.Rollout.Index)
 	}
-	if err := farm.AbandonRollout(t.Context(), "web", fence); err != nil {
-		t.Fatal(err)
+	without := moved(next(t, farm, fence))
+	without.Record = nil
+	was := without.Unit.Rollout.Index
+	if index = committed(t, farm, without); index != indexOf(t, farm, farm.keys.RCs.Key(newID)) ||
+		unitNow(t, farm).Rollout.Index != was {
+		t.Errorf("without a record: %d", index)
 	}
-	if err := <-done; err != nil {
-		t.Error(err)
+	alone := next(t, farm, fence)
+	alone.Trouble = &RolloutTrouble{Rollout: "one", Reason: "look at it"}
+	if index = committed(t, farm, alone); index != unitNow(t, farm).Trouble.Index {
+		t.Errorf("with nothing but trouble: %d", index)
+	}
+	end := ended(next(t, farm, fence), rollout.Done, "")
+	if index = committed(t, farm, end); index != indexOf(t, farm, farm.keys.Entries.Key("web", "2")) {
+		t.Errorf("at the end: %d", index)
 	}
 }
 
-// A step lands only while all that it was decided from is as it was read.
+// A step depends on records and on the lock, and on nothing that nodes and the owner report.
+func TestAStepDependsOnNoReport(t *testing.T) {
+	t.Parallel()
+	farm, fence := begun(t)
+	s := moved(next(t, farm, fence))
+	for _, key := range []string{farm.keys.Statuses.Key(oldID), farm.keys.Drops.Key(testUnit),
+		farm.keys.Bells.Key(testUnit), farm.keys.RolloutTroubles.Key(testUnit)} {
+		if err := touch(t, farm, key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	committed(t, farm, s)
+}
+
+// A step lands only under the fence, and while all that it was decided from is as it was read. One that is refused
+// writes nothing.
 func TestAStepIsRefused(t *testing.T) {
 	t.Parallel()
-	for name, spoil := range map[string]func(t *testing.T, farm *FarmSession, f Fence, v *RolloutView) error{
-		"the rollout changed": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
+	touching := func(key func(k *Keys) string) func(*testing.T, *FarmSession, Fence) error {
+		return func(t *testing.T, farm *FarmSession, _ Fence) error {
 			t.Helper()
-			return (&Operator{farm.db}).AskRollout(t.Context(), RolloutAsk{Service: "web", Request: rollout.Request{Verb: rollout.PauseVerb, By: "op"}, Audit: NewAudit("op", "pause", "", nil)})
-		},
-		"a controller that changes changed": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
+			return touch(t, farm, key(farm.keys))
+		}
+	}
+	removing := func(key func(k *Keys) string) func(*testing.T, *FarmSession, Fence) error {
+		return func(t *testing.T, farm *FarmSession, _ Fence) error {
 			t.Helper()
-			return touch(t, farm, farm.keys.RCs.Key("id2"))
-		},
-		"a controller that stays changed": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
-			t.Helper()
-			return touch(t, farm, farm.keys.RCs.Key("id1"))
-		},
-		"a controller that stays is gone": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
-			t.Helper()
-			_, err := farm.c.Commit(t.Context(), []consul.Op{consul.Delete(farm.keys.RCs.Key("id1"))})
+			_, err := farm.c.Commit(t.Context(), []consul.Op{consul.Delete(key(farm.keys))})
 			return err
-		},
-		"a status appeared": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
+		}
+	}
+	record, schema, breaker := func(k *Keys) string { return k.Rollouts.Key(testUnit) },
+		func(k *Keys) string { return k.Schema.Key() }, func(k *Keys) string { return k.Breaker.Key() }
+	changes, stays := func(k *Keys) string { return k.RCs.Key(newID) }, func(k *Keys) string { return k.RCs.Key(oldID) }
+	for name, spoil := range map[string]func(*testing.T, *FarmSession, Fence) error{
+		"an operator asks": func(t *testing.T, farm *FarmSession, _ Fence) error {
 			t.Helper()
-			return touch(t, farm, farm.keys.Statuses.Key("id1"))
+			return (&Operator{farm.db}).AskRollout(t.Context(), RolloutAsk{
+				Service: "web", Request: rollout.Request{Verb: rollout.PauseVerb, By: "op"}, Audit: NewAudit("op", "pause", "",
+					nil),
+			})
 		},
-		"the breaker changed": func(t *testing.T, farm *FarmSession, _ Fence, _ *RolloutView) error {
-			t.Helper()
-			return touch(t, farm, farm.keys.Breaker.Key())
-		},
-		"the epoch is new": func(t *testing.T, farm *FarmSession, _ Fence, v *RolloutView) error {
-			t.Helper()
-			return farm.RenewEpoch(t.Context(), v.Schema.Value.Epoch, "")
-		},
-		"the fence moved": func(t *testing.T, farm *FarmSession, f Fence, _ *RolloutView) error {
+		"the rollout changed":               touching(record),
+		"the rollout is gone":               removing(record),
+		"a controller that changes changed": touching(changes),
+		"a controller that changes is gone": removing(changes),
+		"a controller that stays changed":   touching(stays),
+		"a controller that stays is gone":   removing(stays),
+		"a controller came":                 touching(func(k *Keys) string { return k.RCs.Key(rc.RevisionID(testUnit, 3)) }),
+		"the schema changed":                touching(schema),
+		"the schema is gone":                removing(schema),
+		"the breaker changed":               touching(breaker),
+		"the breaker is gone":               removing(breaker),
+		"the fence moved": func(t *testing.T, farm *FarmSession, f Fence) error {
 			t.Helper()
 			_, err := farm.Bump(t.Context(), f)
 			return err
 		},
-		"another farm carries it out by now": func(t *testing.T, farm *FarmSession, f Fence, _ *RolloutView) error {
+		"nobody owns the unit": func(t *testing.T, farm *FarmSession, f Fence) error {
 			t.Helper()
-			return farm.Release(t.Context(), "unused", f)
+			return farm.Release(t.Context(), testUnit, f)
+		},
+		"the unit was claimed again": func(t *testing.T, farm *FarmSession, f Fence) error {
+			t.Helper()
+			if err := farm.Release(t.Context(), testUnit, f); err != nil {
+				return err
+			}
+			_, err := farm.Claim(t.Context(), testUnit)
+			return err
+		},
+		"the lock is gone": func(t *testing.T, farm *FarmSession, f Fence) error {
+			t.Helper()
+			_, err := farm.c.Commit(t.Context(), []consul.Op{consul.Delete(f.Key)})
+			return err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			farm, fence, v := begun(t)
-			if err := spoil(t, farm, fence, &v); err != nil {
+			farm, fence := begun(t)
+			// Of revision 3 there is nothing but a status, so that no record of it must come.
+			if err := touch(t, farm, farm.keys.Statuses.Key(rc.RevisionID(testUnit, 3))); err != nil {
 				t.Fatal(err)
 			}
-			next := v.RCs["id2"].Value
-			next.ReplicaGroups, next.Generation = groups(1), 2
-			moved := v.Rollout.Value
-			moved.Stage = 1
+			read := next(t, farm, fence)
+			if err := spoil(t, farm, fence); err != nil {
+				t.Fatal(err)
+			}
+			before := everything(t, farm)
+			with := func(change func(s *RolloutStep)) *RolloutStep {
+				s := *read
+				change(&s)
+				return &s
+			}
+			audit := NewAudit("f", "rollout", newID, nil)
 			for what, s := range map[string]*RolloutStep{
-				"step": {Fence: fence, View: &v, Record: &moved, RCs: []rc.RC{next}},
-				"end":  {Fence: fence, View: &v, Record: &moved, RCs: []rc.RC{next}, Ended: true},
+				"step":    with(func(s *RolloutStep) { moved(s); s.Audit = &audit }),
+				"end":     with(func(s *RolloutStep) { ended(moved(s), rollout.Done, "") }),
+				"trouble": with(func(s *RolloutStep) { s.Trouble = &RolloutTrouble{Rollout: "one", Reason: "look at it"} }),
 			} {
 				if _, err := farm.CommitRollout(t.Context(), s); !errors.Is(err, ErrRefused) {
 					t.Errorf("%s: %v", what, err)
 				}
 			}
+			after := everything(t, farm)
+			maps.DeleteFunc(after, func(key string, index uint64) bool { return before[key] == index })
+			if len(after) > 0 {
+				t.Errorf("written: %v", after)
+			}
 		})
 	}
 }
 
-// touch writes what is there once more, or something unreadable.
-func touch(t *testing.T, farm *FarmSession, key string) error {
-	t.Helper()
-	p, err := farm.c.Get(t.Context(), key, consul.Consistent)
-	if errors.Is(err, ErrNotFound) {
-		p.Value = []byte("{")
-	} else if err != nil {
-		return err
-	}
-	_, err = farm.c.Commit(t.Context(), []consul.Op{consul.Set(key, append([]byte(" "), p.Value...))})
-	return err
-}
-
-// The last transaction leaves nothing of a rollout but its outcome in the history, and the incident that outlives it.
-func TestTheEndOfARollout(t *testing.T) {
+// Where there was no breaker there must be none.
+func TestAStepWithoutABreaker(t *testing.T) {
 	t.Parallel()
-	farm, fence, v := begun(t)
-	ended := v.Rollout.Value
-	ended.State, ended.Reason = rollout.Failed, "it did not get anywhere"
-	incident := RolloutIncident{Rollout: "one", Ended: true, Incident: rc.Incident{Key: "k", Reason: "look at it", Since: time.Now().UTC().Truncate(time.Second)}}
-	audit := NewAudit("f", "rollout-failed", "id2", nil)
-	if _, err := farm.CommitRollout(t.Context(), &RolloutStep{Fence: fence, View: &v, Record: &ended, Ended: true, Audit: &audit, Incident: &incident}); err != nil {
+	farm, fence := begun(t)
+	if _, err := farm.c.Commit(t.Context(), []consul.Op{consul.Delete(farm.keys.Breaker.Key())}); err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range []string{farm.keys.Rollouts.Key("web"), farm.keys.RolloutBells.Key("web"), farm.keys.RolloutLocks.Key("web")} {
-		if there, err := farm.exists(t.Context(), key); there || err != nil {
-			t.Errorf("%s: %v, %v", key, there, err)
-		}
+	committed(t, farm, moved(next(t, farm, fence)))
+	s := moved(next(t, farm, fence))
+	if err := touch(t, farm, farm.keys.Breaker.Key()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := farm.CommitRollout(t.Context(), s); !errors.Is(err, ErrRefused) ||
+		!consul.RefusedOnly(err, farm.keys.Breaker.Key()) {
+		t.Errorf("one has come: %v", err)
+	}
+}
+
+// The last step leaves nothing of a rollout but its outcome in the history, and the trouble that outlives it. The farm
+// owns the service on.
+func TestTheEndOfARollout(t *testing.T) {
+	t.Parallel()
+	farm, fence := begun(t)
+	s := ended(next(t, farm, fence), rollout.Failed, "it did not get anywhere")
+	audit := NewAudit("f", "rollout-failed", newID, nil)
+	s.Audit, s.Trouble = &audit, &RolloutTrouble{Rollout: "one", Reason: "look at it", Ended: true}
+	committed(t, farm, s)
+	u := unitNow(t, farm)
+	if u.Rollout.Index != 0 || u.RolloutErr != nil || !reflect.DeepEqual(u.Trouble.Value, *s.Trouble) ||
+		len(u.Heads) != 2 {
+		t.Errorf("read %+v", u)
+	}
+	if owner, err := (&Deployments{farm.db}).OwnerOf(t.Context(), testUnit); owner != "f" || err != nil {
+		t.Errorf("the owner is %q, %v", owner, err)
 	}
 	p, err := farm.c.Get(t.Context(), farm.keys.Entries.Key("web", "2"), consul.Consistent)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var entry map[string]any
-	if err := json.Unmarshal(p.Value, &entry); err != nil || entry["outcome"] != "failed" || entry["reason"] != ended.Reason || entry["ended_at"] == nil || entry["later"] == nil {
+	if err := json.Unmarshal(p.Value, &entry); err != nil || entry["outcome"] != "failed" ||
+		entry["reason"] != s.Record.Reason ||
+		entry["ended_at"] == nil || entry["later"] == nil {
 		t.Errorf("history %s, %v", p.Value, err)
 	}
-	got, err := farm.RolloutIncidents.Get(t.Context(), consul.Consistent, "web")
-	if err != nil || !reflect.DeepEqual(got.Value, incident) {
-		t.Errorf("incident %+v, %v", got.Value, err)
-	}
-	if _, err := farm.ReadRollout(t.Context(), "web", nil, true); !errors.Is(err, ErrNotFound) {
-		t.Errorf("read %v", err)
+	if _, err := farm.CommitRollout(t.Context(), s); !errors.Is(err, ErrRefused) {
+		t.Errorf("a second time: %v", err)
 	}
 }
 
-func TestWhatAnOperatorAsks(t *testing.T) {
+// What the history is like keeps no rollout from ending, unless it changes under the step.
+func TestARolloutEndsWhateverItsHistory(t *testing.T) {
 	t.Parallel()
-	farm, _, _ := begun(t)
-	ask := func(service, id string, verb rollout.Verb) error {
-		return (&Operator{farm.db}).AskRollout(t.Context(), RolloutAsk{Service: service, ID: id, Request: rollout.Request{Verb: verb, By: "op"}, Audit: NewAudit("op", string(verb), "", nil)})
+	for name, value := range map[string]string{"unreadable": "{",
+		"of another rollout": `{"service":"web","revision":2,"rollout":"zero"}`, "missing": ""} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			farm, fence := begun(t)
+			key := farm.keys.Entries.Key("web", "2")
+			op := consul.Delete(key)
+			if value != "" {
+				op = consul.Set(key, []byte(value))
+			}
+			if _, err := farm.c.Commit(t.Context(), []consul.Op{op}); err != nil {
+				t.Fatal(err)
+			}
+			before := indexOf(t, farm, key)
+			committed(t, farm, ended(next(t, farm, fence), rollout.Done, ""))
+			if unitNow(t, farm).Rollout.Index != 0 || indexOf(t, farm, key) != before {
+				t.Error("it has not ended, or the entry changed")
+			}
+		})
 	}
-	if err := ask("api", "", rollout.PauseVerb); !errors.Is(err, ErrNotFound) {
-		t.Errorf("of no rollout: %v", err)
-	}
-	if err := ask("web", "zero", rollout.PauseVerb); !errors.Is(err, ErrConflict) {
-		t.Errorf("of another rollout: %v", err)
-	}
-	for range 2 {
-		if err := ask("web", "one", rollout.PauseVerb); err != nil {
-			t.Error(err)
+}
+
+// Trouble lasts while its rollout does, and after that only where the last step says so: until another rollout makes
+// a step.
+func TestTroubleOfARollout(t *testing.T) {
+	t.Parallel()
+	farm, fence := begun(t)
+	trouble := func(want string) {
+		t.Helper()
+		if got := unitNow(t, farm).Trouble.Value.Reason; got != want {
+			t.Errorf("people are told %q, want %q", got, want)
 		}
 	}
-	if err := ask("web", "", rollout.AbortVerb); !errors.Is(err, ErrAsked) {
-		t.Errorf("beside another request: %v", err)
+	tell := func(s *RolloutStep, reason string) *RolloutStep {
+		s.Trouble = &RolloutTrouble{Rollout: s.Unit.Rollout.Value.ID, Reason: reason, Ended: s.Ended}
+		return s
 	}
-	if asked := view(t, farm).Rollout.Value.Request; asked == nil || asked.Verb != rollout.PauseVerb || asked.By != "op" {
-		t.Errorf("asked %+v", asked)
-	}
-	audits := audited(t, farm)
-	if n := len(slices.DeleteFunc(audits, func(a Audit) bool { return a.What != "pause" })); n != 1 {
-		t.Errorf("%d audit records of one request", n)
-	}
-}
-
-// The owner of a controller that a rollout is in charge of rings for its runner with each status.
-func TestAStatusRingsForItsRollout(t *testing.T) {
-	t.Parallel()
-	farm, _, v := begun(t)
-	claimed, err := farm.Claim(t.Context(), "id1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	rung := func() uint64 {
+	again := func(id string) {
 		t.Helper()
-		p, err := farm.c.Get(t.Context(), farm.keys.RolloutBells.Key("web"), consul.Consistent)
-		if err != nil {
+		third := revision(2, 0)
+		u := unitNow(t, farm)
+		if err := deploy(t, farm, rolloutOf(id, u.Heads[oldID].RC.Value, third), 0, u.Heads[newID].RC); err != nil {
 			t.Fatal(err)
 		}
-		return p.ModifyIndex
 	}
-	controller := v.RCs["id1"].Value
-	b := Batch{Fence: claimed.Fence, RCID: "id1", RCIndex: v.RCs["id1"].Index, Rollout: controller.Rollout()}
-	before := rung()
-	if err := farm.Commit(t.Context(), &b); err != nil || rung() != before {
-		t.Errorf("rung without a status: %v", err)
+	committed(t, farm, tell(moved(next(t, farm, fence)), "first"))
+	trouble("first")
+	committed(t, farm, moved(next(t, farm, fence)))
+	trouble("first")
+	committed(t, farm, tell(next(t, farm, fence), "second"))
+	trouble("second")
+	committed(t, farm, ended(next(t, farm, fence), rollout.Done, ""))
+	trouble("")
+
+	again("two")
+	committed(t, farm, tell(ended(next(t, farm, fence), rollout.Failed, "no"), "third"))
+	trouble("third")
+	again("three")
+	trouble("third")
+	committed(t, farm, moved(next(t, farm, fence)))
+	trouble("")
+
+	// One that cannot be read is none, and goes with the next step.
+	if err := touch(t, farm, farm.keys.RolloutTroubles.Key(testUnit)); err != nil {
+		t.Fatal(err)
 	}
-	b.Status = &rc.Status{RCID: "id1"}
-	if err := farm.Commit(t.Context(), &b); err != nil || rung() == before {
-		t.Errorf("not rung: %v", err)
+	trouble("")
+	committed(t, farm, moved(next(t, farm, fence)))
+	if indexOf(t, farm, farm.keys.RolloutTroubles.Key(testUnit)) != 0 {
+		t.Error("what cannot be read is still there")
 	}
 }
 
-// The watch tells rollouts, bells, incidents and garbage apart.
-func TestTheWatchOfRollouts(t *testing.T) {
+// A rollout that cannot be read is there all the same, and does not keep the rest of its unit from being read.
+func TestARolloutThatCannotBeRead(t *testing.T) {
 	t.Parallel()
-	farm, _, _ := begun(t)
-	incident := RolloutIncident{Rollout: "one", Incident: rc.Incident{Key: "k", Reason: "look at it"}}
-	if err := (&Leader{db: farm.db, fenced: farm.c.Commit}).WriteRolloutIncident(t.Context(), "web", 0, &incident); err != nil {
-		t.Fatal(err)
-	}
-	for key, value := range map[string]string{farm.keys.Rollouts.Key("bad"): "{", farm.keys.Rollouts.Key("copy"): string(asJSON(rolloutOf("one", revision(1, 1)))), farm.keys.RolloutIncidents.Key("odd"): "{"} {
+	farm, _ := begun(t)
+	key := farm.keys.Rollouts.Key(testUnit)
+	other := revision(1, 1)
+	other.ID = rc.RevisionID("01hzzzzzzzzzzzzzzzzzzzwebt", 1)
+	for name, value := range map[string]string{
+		"garbage": "{", "of no state": `{"id":"one","service":"web"}`,
+		"a copy of another unit's": string(asJSON(rolloutOf("one", other))),
+	} {
 		if _, err := farm.c.Commit(t.Context(), []consul.Op{consul.Set(key, []byte(value))}); err != nil {
 			t.Fatal(err)
 		}
-	}
-	stop := errors.New("seen enough")
-	err := farm.WatchRollouts(t.Context(), func(err error) { t.Error(err) }, func(s RolloutsSeen) error {
-		if len(s.Recs) != 1 || s.Recs[0].Value.ID != "one" || s.Bells["web"] == 0 || len(s.Bells) != 1 || s.Incidents["web"].Value.Reason != "look at it" ||
-			s.Incidents["odd"].Index == 0 || len(s.Corrupt) != 2 || s.Corrupt["bad"] == nil || s.Corrupt["copy"] == nil || s.MarkerMissing {
-			t.Errorf("seen %+v", s)
+		u := unitNow(t, farm)
+		if !IsCorrupt(u.RolloutErr) || u.Rollout.Index != indexOf(t, farm, key) ||
+			!reflect.DeepEqual(u.Rollout.Value, rollout.Record{}) || len(u.Heads) != 2 {
+			t.Errorf("%s: %+v, %v", name, u.Rollout, u.RolloutErr)
 		}
-		return stop
-	})
-	if !errors.Is(err, stop) {
-		t.Error(err)
+		if _, err := (&Deployments{farm.db}).RolloutOf(t.Context(), "web"); !IsCorrupt(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, corrupt, err := (&Deployments{farm.db}).ListRollouts(t.Context()); len(corrupt) != 1 || err != nil {
+			t.Errorf("%s: listed %v, %v", name, corrupt, err)
+		}
 	}
 }

@@ -99,7 +99,8 @@ func (t *Batches) CommitRollout(ctx context.Context, s *RolloutStep) (index uint
 		if err != nil {
 			return 0, err
 		}
-		ops = append(append(ops, outcome...), consul.DeleteCAS(key, was.Index))
+		// A delete by index is accepted also where the record is gone, so that the outcome would be written a second time.
+		ops = append(append(ops, outcome...), consul.CheckIndex(key, was.Index), consul.Delete(key))
 	case s.Record != nil:
 		ops = append(ops, cas(key, s.Record, was.Index))
 	default:

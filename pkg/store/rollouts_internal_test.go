@@ -1,14 +1,16 @@
 package store
 
 import (
-	"maps"
+	"errors"
 	"slices"
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// farmHolder returns a farm under a session that lives, below a prefix with a schema and a breaker.
+// farmSession returns a farm under a session that lives, below a prefix with a schema and a breaker.
 func farmSession(t *testing.T, id string) *FarmSession {
 	t.Helper()
 	st, node, _ := nodeSession(t) // for its session
@@ -18,28 +20,157 @@ func farmSession(t *testing.T, id string) *FarmSession {
 	return st.FarmSession(node.sess, id)
 }
 
-// Whatever lists the locks of controllers knows nothing of those of rollouts.
-func TestLocksOfRolloutsAreNotThoseOfControllers(t *testing.T) {
+// The rollout of a service is found by the service's name, and its owner by the unit.
+func TestRolloutOfAService(t *testing.T) {
 	t.Parallel()
-	farm := farmSession(t, "f")
-	keys := farm.Keys()
-	for _, key := range []string{keys.Locks.Key("a"), keys.RolloutLocks.Key("web")} {
-		if _, err := farm.c.Locks.Acquire(t.Context(), key, farm.sess.Releasing, farm.lockValue); err != nil {
-			t.Fatal(err)
+	farm, fence := begun(t)
+	d := &Deployments{farm.db}
+	rec, err := d.RolloutOf(t.Context(), "web")
+	if err != nil || rec.Value.ID != "one" || rec.Value.Unit() != testUnit || rec.Index != unitNow(t, farm).Rollout.Index {
+		t.Errorf("%+v, %v", rec, err)
+	}
+	if _, err := d.RolloutOf(t.Context(), "api"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("of no service: %v", err)
+	}
+	owner := func(unit, want string) {
+		t.Helper()
+		if got, err := d.OwnerOf(t.Context(), unit); got != want || err != nil {
+			t.Errorf("the owner of %s is %q, want %q; %v", unit, got, want, err)
 		}
 	}
-	owners, err := farm.LockOwners(t.Context())
-	if err != nil || !maps.Equal(owners, map[string]string{"a": "f"}) {
-		t.Errorf("owners %v, %v", owners, err)
+	owner(testUnit, "f")
+	owner("01hzzzzzzzzzzzzzzzzzzzwebt", "")
+	committed(t, farm, ended(next(t, farm, fence), rollout.Done, ""))
+	if _, err := d.RolloutOf(t.Context(), "web"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("after it has ended: %v", err)
 	}
-	locks, err := New(farm.c, farm.keys).FarmSession(&consul.Session{}, "g").Locks(t.Context())
-	if err != nil || !slices.Equal(slices.Collect(maps.Keys(locks)), []string{"a"}) {
-		t.Errorf("locks %v, %v", locks, err)
+	if err := farm.Release(t.Context(), testUnit, fence); err != nil {
+		t.Fatal(err)
 	}
-	if runner, err := (&Deployments{farm.db}).RunnerOf(t.Context(), "web"); runner != "f" || err != nil {
-		t.Errorf("the runner is %q, %v", runner, err)
+	owner(testUnit, "") // of a lock that nobody holds
+	if _, err := farm.c.Commit(t.Context(), []consul.Op{consul.Set(farm.keys.Deployed.Key("web"),
+		[]byte("{"))}); err != nil {
+		t.Fatal(err)
 	}
-	if runner, err := (&Deployments{farm.db}).RunnerOf(t.Context(), "api"); runner != "" || err != nil {
-		t.Errorf("the runner of no rollout is %q, %v", runner, err)
+	if _, err := d.RolloutOf(t.Context(), "web"); !IsCorrupt(err) {
+		t.Errorf("of a service that cannot be read: %v", err)
+	}
+}
+
+// Of a controller the rollout of its service is told, and nobody but that changes it. A controller of no service has
+// none.
+func TestRolloutForAController(t *testing.T) {
+	t.Parallel()
+	farm, fence := begun(t)
+	d, operator := &Deployments{farm.db}, &Operator{farm.db}
+	told := func(r rc.RC, want bool) {
+		t.Helper()
+		if got, err := d.RolloutFor(t.Context(), &r); err != nil || (got != nil) != want || want && got.ID != "one" {
+			t.Errorf("of %s: %+v, %v", r.ID, got, err)
+		}
+	}
+	preDeploy := rc.RC{ID: rc.PreDeployID(testUnit, 2)}
+	alone := rc.RC{ID: testUnit}
+	other := rc.RC{ID: rc.RevisionID("01hzzzzzzzzzzzzzzzzzzzwebt", 1), Service: &rc.Service{Name: "web", Revision: 1}}
+	told(revision(1, 3), true)
+	told(revision(9, 0), true)
+	told(preDeploy, true)
+	told(alone, false)
+	told(other, false)
+	change := func() error {
+		rec := unitNow(t, farm).Heads[oldID].RC
+		rec.Value.Generation++
+		return operator.ChangeRC(t.Context(), RCChange{RC: rec.Value, Index: rec.Index,
+			Audit: NewAudit("op", "scale", oldID, nil)})
+	}
+	if err := change(); !errors.Is(err, ErrConflict) || !consul.RefusedOn(err, farm.keys.Rollouts.Key(testUnit)) {
+		t.Errorf("changed past its rollout: %v", err)
+	}
+	committed(t, farm, ended(next(t, farm, fence), rollout.Done, ""))
+	told(revision(1, 3), false)
+	told(preDeploy, false)
+	if err := change(); err != nil {
+		t.Errorf("after its rollout: %v", err)
+	}
+	if err := touch(t, farm, farm.keys.Rollouts.Key(testUnit)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.RolloutFor(t.Context(), &preDeploy); !IsCorrupt(err) {
+		t.Errorf("of a record that cannot be read: %v", err)
+	}
+}
+
+// Rollouts are listed without the trouble that stands beside them.
+func TestListRollouts(t *testing.T) {
+	t.Parallel()
+	farm, fence := begun(t)
+	s := moved(next(t, farm, fence))
+	s.Trouble = &RolloutTrouble{Rollout: "one", Reason: "look at it"}
+	committed(t, farm, s)
+	recs, corrupt, err := (&Deployments{farm.db}).ListRollouts(t.Context())
+	if err != nil || len(corrupt) != 0 || len(recs) != 1 || recs[0].Value.ID != "one" {
+		t.Errorf("%+v, %v, %v", recs, corrupt, err)
+	}
+}
+
+// What an operator asks for stands in the record, and the owner is told. What is refused tells nobody.
+func TestWhatAnOperatorAsks(t *testing.T) {
+	t.Parallel()
+	farm, _ := begun(t)
+	ask := func(service, id string, verb rollout.Verb) error {
+		return (&Operator{farm.db}).AskRollout(t.Context(), RolloutAsk{
+			Service: service, ID: id, Request: rollout.Request{Verb: verb, By: "op"}, Audit: NewAudit("op", string(verb), "",
+				nil),
+		})
+	}
+	rung := func() uint64 { t.Helper(); return indexOf(t, farm, farm.keys.Bells.Key(testUnit)) }
+	before := rung()
+	if err := ask("api", "", rollout.PauseVerb); !errors.Is(err, ErrNotFound) {
+		t.Errorf("of no service: %v", err)
+	}
+	if err := ask("web", "zero", rollout.PauseVerb); !errors.Is(err, ErrConflict) {
+		t.Errorf("of another rollout: %v", err)
+	}
+	if rung() != before {
+		t.Error("it rang for what was refused")
+	}
+	if err := ask("web", "one", rollout.PauseVerb); err != nil {
+		t.Error(err)
+	}
+	asked := unitNow(t, farm)
+	if r := asked.Rollout.Value.Request; r == nil || r.Verb != rollout.PauseVerb || r.By != "op" ||
+		rung() != asked.Rollout.Index || rung() == before {
+		t.Errorf("asked %+v; rung at %d, before %d", r, rung(), before)
+	}
+	if err := ask("web", "one", rollout.PauseVerb); err != nil {
+		t.Errorf("a second time: %v", err)
+	}
+	if err := ask("web", "", rollout.AbortVerb); !errors.Is(err, ErrAsked) {
+		t.Errorf("beside another request: %v", err)
+	}
+	if rung() != asked.Rollout.Index {
+		t.Error("it rang once more")
+	}
+	audits := audited(t, farm)
+	if n := len(slices.DeleteFunc(audits, func(a Audit) bool { return a.What != "pause" })); n != 1 {
+		t.Errorf("%d audit records of one request", n)
+	}
+	if err := touch(t, farm, farm.keys.RolloutTroubles.Key(testUnit)); err != nil {
+		t.Fatal(err)
+	}
+	for value, is := range map[string]func(error) bool{
+		"{": IsCorrupt,
+		"":  func(err error) bool { return errors.Is(err, ErrNotFound) },
+	} {
+		op := consul.Delete(farm.keys.Rollouts.Key(testUnit))
+		if value != "" {
+			op = consul.Set(farm.keys.Rollouts.Key(testUnit), []byte(value))
+		}
+		if _, err := farm.c.Commit(t.Context(), []consul.Op{op}); err != nil {
+			t.Fatal(err)
+		}
+		if err := ask("web", "", rollout.AbortVerb); !is(err) {
+			t.Errorf("of %q: %v", value, err)
+		}
 	}
 }

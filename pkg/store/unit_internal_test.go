@@ -10,6 +10,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
 // owning gives a test a farm that owns a controller.
@@ -42,8 +43,19 @@ func write(t *testing.T, st *Store, ops ...consul.Op) {
 
 const testUnit = "01hzzzzzzzzzzzzzzzzzzzwebs"
 
-// What is read of a unit: its bell and drops, and of each of its controllers the record, status, requests and
-// placements, readable or not. What belongs to another unit is not among it, also where its id begins alike.
+// rollingOn is a rollout with one controller.
+func rollingOn(id string) rollout.Record {
+	return rollout.Record{
+		ID: "r1", Service: "web", Strategy: rollout.InPlaceStrategy, State: rollout.Progressing, Groups: groups(1),
+		Phase: rollout.Planning,
+		Revisions: []rollout.Revision{{RC: id, Name: "web-r1", Rev: 1, Manifest: "m", Direction: rollout.Up,
+			Before: groups(1)}},
+	}
+}
+
+// What is read of a unit: its bell, drops, rollout and what trouble that has, and of each of its controllers the
+// record, status, requests and placements, readable or not. What belongs to another unit is not among it, also where
+// its id begins alike.
 func TestReadUnit(t *testing.T) {
 	t.Parallel()
 	for _, unit := range []string{testUnit, "web"} {
@@ -65,18 +77,24 @@ func TestReadUnit(t *testing.T) {
 			consul.Set(keys.Bells.Key(first), []byte("x")), consul.Set(keys.Drops.Key(second), []byte("x")), consul.Set(keys.Drops.Key(first, "n1"), []byte("3")),
 			record(first, 1), consul.Set(keys.Statuses.Key(first), asJSON(rc.Status{RCID: first, Epoch: "n"})),
 			consul.Set(keys.Pods.Key(placed.Identity.String()), asJSON(placed)), consul.Set(keys.Pods.Below(first)+"main.1", []byte("{")),
-			consul.Set(keys.Statuses.Key(pre), []byte("{")), consul.Set(keys.Rollouts.Key("web"), []byte(`{"id":"r1","service":"web","state":"paused"}`)),
+			consul.Set(keys.Statuses.Key(pre), []byte("{")), consul.Set(keys.Rollouts.Key(unit), asJSON(rollingOn(first))),
+			consul.Set(keys.RolloutTroubles.Key(unit), asJSON(RolloutTrouble{Rollout: "r1", Reason: "look at it"})),
 		)
 		if second != first {
 			write(t, st, record(second, 7), consul.Set(keys.Requests.Key(second, "u"), []byte("{")))
 		}
 		for _, id := range others {
 			write(t, st, record(id, 9), consul.Set(keys.Pods.Below(id)+"main.1", []byte("{")), consul.Set(keys.Bells.Key(id), []byte("y")))
+			write(t, st, consul.Set(keys.Rollouts.Key(id), []byte("{")), consul.Set(keys.RolloutTroubles.Key(id), []byte("{")))
 		}
 		farm := st.FarmSession(&consul.Session{}, "f1")
-		u, err := farm.ReadUnit(t.Context(), unit, "web", true)
-		if err != nil || u.BellIndex == 0 || u.Drops.Index == 0 || u.Drops.Counts["n1"].Drops != 3 || u.InCharge.Term != "web/r1" {
+		u, err := farm.ReadUnit(t.Context(), unit, true)
+		if err != nil || u.BellIndex == 0 || u.Drops.Index == 0 || u.Drops.Counts["n1"].Drops != 3 {
 			t.Fatalf("%+v, %v", u, err)
+		}
+		if u.RolloutErr != nil || u.Rollout.Index == 0 || u.Rollout.Value.ID != "r1" || u.Trouble.Index == 0 ||
+			u.Trouble.Value.Reason != "look at it" {
+			t.Errorf("%+v, %v, %+v", u.Rollout, u.RolloutErr, u.Trouble)
 		}
 		want := []string{second, first, pre}
 		if second == first {
@@ -101,8 +119,8 @@ func TestReadUnit(t *testing.T) {
 	}
 }
 
-// A batch lands only while the records of the unit's other controllers are as they were, and nothing has dropped. Only
-// the latter is told apart, as it can be sent again.
+// A batch lands only while the records of the unit's other controllers and of its rollout are as they were, and nothing
+// has dropped. Only the latter is told apart, as it can be sent again.
 func TestABatchDependsOnItsUnit(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
@@ -117,7 +135,7 @@ func TestABatchDependsOnItsUnit(t *testing.T) {
 	owning(t, st, testUnit, func(ctx context.Context, farm *FarmSession, fence Fence) {
 		try := func(between ...consul.Op) error {
 			t.Helper()
-			u, err := farm.ReadUnit(ctx, testUnit, "", true)
+			u, err := farm.ReadUnit(ctx, testUnit, true)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -125,29 +143,35 @@ func TestABatchDependsOnItsUnit(t *testing.T) {
 				write(t, st, between...)
 			}
 			return farm.Commit(ctx, &Batch{
-				Fence: fence, RCID: a, RCIndex: u.Heads[a].RC.Index, Beside: map[string]uint64{b: u.Heads[b].RC.Index}, Part: Part{DropsIndex: u.Drops.Index},
-				Audit: &Audit{ID: NewID()},
+				Fence: fence, RCID: a, RCIndex: u.Heads[a].RC.Index, Beside: map[string]uint64{b: u.Heads[b].RC.Index},
+				Rollout: &u.Rollout.Index, Part: Part{DropsIndex: u.Drops.Index}, Audit: &Audit{ID: NewID()},
 			})
 		}
 		if err := try(); err != nil {
 			t.Error(err)
 		}
-		for name, c := range map[string]struct {
+		for _, c := range []struct {
+			name    string
 			between []consul.Op
 			dropped bool
 		}{
-			"a pod dropped":           {[]consul.Op{consul.Set(keys.Drops.Key(b), []byte("y"))}, true},
-			"the record beside moved": {[]consul.Op{consul.Set(keys.RCs.Key(b), []byte("{ }"))}, false},
-			"both":                    {[]consul.Op{consul.Set(keys.RCs.Key(b), []byte("{  }")), consul.Set(keys.Drops.Key(a), []byte("z"))}, false},
+			{"a pod dropped", []consul.Op{consul.Set(keys.Drops.Key(b), []byte("y"))}, true},
+			{"the record beside moved", []consul.Op{consul.Set(keys.RCs.Key(b), []byte("{ }"))}, false},
+			{"both", []consul.Op{consul.Set(keys.RCs.Key(b), []byte("{  }")), consul.Set(keys.Drops.Key(a), []byte("z"))},
+				false},
+			{"a rollout began", []consul.Op{consul.Set(keys.Rollouts.Key(a), []byte("{"))}, false},
+			{"the rollout moved", []consul.Op{consul.Set(keys.Rollouts.Key(a), []byte("{ "))}, false},
+			{"the rollout ended", []consul.Op{consul.Delete(keys.Rollouts.Key(a))}, false},
 		} {
 			if err := try(c.between...); !errors.Is(err, ErrRefused) || errors.Is(err, ErrDropped) != c.dropped {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: %v", c.name, err)
 			}
 		}
 	})
 }
 
-// What belongs to a unit goes with its last controller, and only where no other one has come since its bell was read.
+// What belongs to a unit goes with its last controller, its rollout and the trouble of that too, and only where no
+// other controller has come since its bell was read.
 func TestFinishOfAUnit(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
@@ -171,8 +195,10 @@ func TestFinishOfAUnit(t *testing.T) {
 		return id
 	}
 	first, second := create(1), create(2)
+	rolling := consul.Set(st.keys.Rollouts.Key(testUnit), asJSON(rollingOn(second)))
+	write(t, st, rolling, consul.Set(st.keys.RolloutTroubles.Key(testUnit), []byte("{}")))
 	owning(t, st, testUnit, func(ctx context.Context, farm *FarmSession, fence Fence) {
-		u, err := farm.ReadUnit(ctx, testUnit, "", true)
+		u, err := farm.ReadUnit(ctx, testUnit, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -185,7 +211,10 @@ func TestFinishOfAUnit(t *testing.T) {
 		}
 		left := func(want bool) {
 			t.Helper()
-			for _, key := range []string{st.keys.Bells.Key(testUnit), st.keys.Drops.Key(testUnit), fence.Key} {
+			for _, key := range []string{
+				st.keys.Bells.Key(testUnit), st.keys.Drops.Key(testUnit), fence.Key, st.keys.Rollouts.Key(testUnit),
+				st.keys.RolloutTroubles.Key(testUnit),
+			} {
 				if there, err := st.exists(ctx, key); err != nil || there != want {
 					t.Errorf("%s is there: %t, %v", key, there, err)
 				}
@@ -195,14 +224,17 @@ func TestFinishOfAUnit(t *testing.T) {
 			t.Error(err)
 		}
 		left(true)
+		write(t, st, consul.Delete(st.keys.Rollouts.Key(testUnit))) // while there is one, nobody makes a controller alone
 		third := create(3)
+		write(t, st, rolling)
 		if err := finish(second, u.BellIndex); !errors.Is(err, ErrRefused) {
 			t.Errorf("another controller has come: %v", err)
 		}
+		left(true)
 		if err := finish(second, 0); err != nil {
 			t.Error(err)
 		}
-		now, err := farm.ReadUnit(ctx, testUnit, "", true)
+		now, err := farm.ReadUnit(ctx, testUnit, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -213,61 +245,75 @@ func TestFinishOfAUnit(t *testing.T) {
 	})
 }
 
-// What owners see of a rollout, and that a controller is released only while the rollout is as it was read.
-func TestReleaseMutator(t *testing.T) {
+// Of a unit whose controllers were removed by hand the statuses go, and with the last of it its lock, rollout and
+// trouble. A rollout that has changed since it was read keeps all of it, and so does a controller that has come.
+func TestAbandon(t *testing.T) {
 	t.Parallel()
-	st := empty(t)
-	if _, err := st.EnsureSchema(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	one, key := 1, st.keys.Rollouts.Key("web")
-	r := rc.RC{
-		ID: "a", Name: "a", ManifestDigest: "m", Generation: 4, Mutator: "web/r1", InPlace: &rc.InPlace{Limit: 1}, Service: &rc.Service{Name: "web", Revision: 1},
-		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}},
-	}
-	write(t, st, consul.Set(st.keys.RCs.Key("a"), asJSON(r)))
-	owning(t, st, "a", func(ctx context.Context, farm *FarmSession, fence Fence) {
-		for text, want := range map[string]InCharge{
-			`{"id":"r1","service":"web","state":"paused"}`: {Term: "web/r1", State: "paused"}, `{`: {}, `{"id":"r1","service":"other"}`: {}, `{"service":"web"}`: {},
-		} {
-			write(t, st, consul.Set(key, []byte(text)))
-			got, err := farm.RolloutInCharge(ctx, "web", true)
-			if err != nil || got.Index == 0 || got.Term != want.Term || got.State != want.State {
-				t.Errorf("%s: %+v, %v", text, got, err)
+	gone := rc.RevisionID(testUnit, 1)
+	for name, c := range map[string]struct {
+		rollout string // "": there is none
+		whole   bool   // nothing is left of the unit
+		between func(k *Keys, f Fence) consul.Op
+		refused bool
+		left    int // of status, lock, rollout and trouble
+	}{
+		"a controller of several":  {rollout: string(asJSON(rollingOn(gone))), left: 3},
+		"all":                      {rollout: string(asJSON(rollingOn(gone))), whole: true},
+		"a rollout cannot be read": {rollout: "{", whole: true},
+		"without a rollout":        {whole: true},
+		"the rollout changed": {rollout: "{", whole: true, refused: true, left: 4,
+			between: func(k *Keys, _ Fence) consul.Op { return consul.Set(k.Rollouts.Key(testUnit), []byte("{ }")) }},
+		"the rollout came": {whole: true, left: 1,
+			between: func(k *Keys, _ Fence) consul.Op { return consul.Set(k.Rollouts.Key(testUnit), []byte("{ }")) }},
+		"the controller came": {rollout: "{", whole: true, refused: true, left: 4,
+			between: func(k *Keys, _ Fence) consul.Op { return consul.Set(k.RCs.Key(gone), []byte("{}")) }},
+		"the fence moved": {rollout: "{", whole: true, refused: true, left: 4,
+			between: func(_ *Keys, f Fence) consul.Op { return consul.Set(f.Key, []byte("{}")) }},
+		"the fence moved, a part": {rollout: "{", refused: true, left: 4,
+			between: func(_ *Keys, f Fence) consul.Op { return consul.Set(f.Key, []byte("{}")) }},
+		"the rollout changed, a part": {rollout: "{", left: 3,
+			between: func(k *Keys, _ Fence) consul.Op { return consul.Set(k.Rollouts.Key(testUnit), []byte("{ }")) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			st := empty(t)
+			k := st.keys
+			write(t, st, consul.Set(k.Statuses.Key(gone), []byte("{}")),
+				consul.Set(k.RolloutTroubles.Key(testUnit), []byte("{}")))
+			if c.rollout != "" {
+				write(t, st, consul.Set(k.Rollouts.Key(testUnit), []byte(c.rollout)))
 			}
-		}
-		write(t, st, consul.Delete(key))
-		none, err := farm.RolloutInCharge(ctx, "web", false)
-		if err != nil || none != (InCharge{}) {
-			t.Errorf("%+v, %v", none, err)
-		}
-		rec, err := st.RCs.Get(ctx, Consistent, "a")
-		if err != nil {
-			t.Error(err)
-		}
-		schema, err := st.Schema.Get(ctx, Default)
-		if err != nil {
-			t.Error(err)
-		}
-		release := func(was InCharge, schemaIndex uint64) error {
-			return farm.ReleaseMutator(ctx, fence, rec, "web", was, schemaIndex, NewAudit("f1", "release", "a", nil))
-		}
-		write(t, st, consul.Set(key, []byte(`{"id":"r1","service":"web"}`)))
-		if err := release(none, schema.Index); !errors.Is(err, ErrRefused) {
-			t.Errorf("a rollout began meanwhile: %v", err)
-		}
-		other, _ := farm.RolloutInCharge(ctx, "web", true)
-		if err := release(other, schema.Index+1); !errors.Is(err, ErrRefused) {
-			t.Errorf("in another world: %v", err)
-		}
-		if err := release(other, schema.Index); err != nil {
-			t.Error(err)
-		}
-		if now, err := st.RCs.Get(ctx, Consistent, "a"); err != nil || now.Value.Mutator != "" || now.Value.Generation != 4 || now.Value.InPlace == nil || now.Value.Disabled {
-			t.Errorf("%+v, %v", now.Value, err)
-		}
-		if err := release(other, schema.Index); !errors.Is(err, ErrRefused) {
-			t.Errorf("a second time: %v", err)
-		}
-	})
+			owning(t, st, testUnit, func(ctx context.Context, farm *FarmSession, fence Fence) {
+				u, err := farm.ReadUnit(ctx, testUnit, true)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if c.between != nil {
+					write(t, st, c.between(k, fence))
+				}
+				left := (*Unit)(nil)
+				if c.whole {
+					left = &u
+				}
+				if err := farm.Abandon(ctx, fence, []string{gone}, left); errors.Is(err, ErrRefused) != c.refused ||
+					err != nil && !c.refused {
+					t.Error(err)
+				}
+				n := 0
+				for _, key := range []string{k.Statuses.Key(gone), fence.Key, k.Rollouts.Key(testUnit),
+					k.RolloutTroubles.Key(testUnit)} {
+					there, err := st.exists(ctx, key)
+					if err != nil {
+						t.Error(err)
+					}
+					if there {
+						n++
+					}
+				}
+				if n != c.left {
+					t.Errorf("%d are left, want %d", n, c.left)
+				}
+			})
+		})
+	}
 }

@@ -190,3 +190,38 @@ func TestTheLastErrorNamesTheFirstFive(t *testing.T) {
 		}
 	}
 }
+
+// What people are alerted to about a rollout is a condition while it lasts. It keeps the controller from nothing, and
+// is no reason to take the plan for hampered.
+func TestTroubleOfARollout(t *testing.T) {
+	t.Parallel()
+	s := pair()
+	calm := reconcile.Compute(s)
+	if len(condition(&calm.Status, rc.RolloutTrouble).Type) > 0 || !calm.Unhampered() {
+		t.Errorf("without trouble: %+v", calm.Status.Conditions)
+	}
+	s.RolloutTrouble = "it rolls back: " + strings.Repeat("x", rc.MaxReason)
+	told := reconcile.Compute(s)
+	got := condition(&told.Status, rc.RolloutTrouble)
+	if !got.True || !got.Since.Equal(s.Now) || !strings.HasPrefix(got.Reason, "it rolls back: x") ||
+		len(got.Reason) > rc.MaxReason {
+		t.Errorf("%+v", got)
+	}
+	if !told.Unhampered() || !told.Status.Is(rc.Converged) || len(told.Changes) != len(calm.Changes) {
+		t.Errorf("it hampers: %+v, %+v", told.Status.Conditions, told.Changes)
+	}
+	s.Previous, s.Now = &told.Status, s.Now.Add(time.Minute)
+	if again := reconcile.Compute(s); !condition(&again.Status, rc.RolloutTrouble).Since.Equal(got.Since) {
+		t.Errorf("it began anew: %+v", again.Status.Conditions)
+	}
+	s.RolloutTrouble = ""
+	over := reconcile.Compute(s)
+	if c := condition(&over.Status, rc.RolloutTrouble); c.True || c.Reason != "" {
+		t.Errorf("it lasts: %+v", c)
+	}
+	s.RolloutTrouble, s.Breaker, s.RC.ReplicaGroups = "it has failed", "tripped", []rc.ReplicaGroup{{Role: "main",
+		Count: count(0)}}
+	if hampered := reconcile.Compute(s); !hampered.Status.Is(rc.BreakerTripped) || hampered.Unhampered() {
+		t.Errorf("beside another condition: %+v", hampered.Status.Conditions)
+	}
+}
