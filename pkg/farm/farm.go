@@ -287,7 +287,7 @@ func (f *Farm) handle(ctx context.Context, id string) {
 			}
 			return
 		}
-		if left := u.gather(f.busy.Load()); left > 0 {
+		if left := max(u.looks.Rest(), u.gather(f.busy.Load())); left > 0 {
 			f.queue.AddAfter(id, left)
 			return
 		}
@@ -343,6 +343,8 @@ const lookTries = 4
 func (f *Farm) looks(ctx context.Context, u *unit) (again time.Duration, err error) {
 	f.busy.Add(1)
 	defer f.busy.Add(-1)
+	began := time.Now()
+	defer func() { u.looks.Took(time.Since(began)) }()
 	for range lookTries {
 		started := time.Now()
 		again, err = u.look(ctx)

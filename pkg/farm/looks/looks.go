@@ -14,6 +14,7 @@ type Looks struct {
 	seen  uint64    // index of the bell, as the last look read it; zero: that did not go well
 	due   time.Time // when the last look asked for another one; zero: it did not
 	until time.Time // when a look begins that waits for more of what it is about
+	rest  time.Time // no look begins before that
 }
 
 // Ask says that somebody wants a look who rings no bell.
@@ -58,6 +59,28 @@ func (l *Looks) Idle(bell uint64) (idle bool, left time.Duration) {
 		return false, 0
 	}
 	return true, left
+}
+
+// A unit whose looks take long leaves as much time to the others as it takes. A process that was paused does not rest for long.
+const (
+	RestFrom = 250 * time.Millisecond
+	RestMost = 2 * time.Second
+)
+
+// Took notes how long a look has taken, whatever came of it.
+func (l *Looks) Took(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if d >= RestFrom {
+		l.rest = time.Now().Add(min(d, RestMost))
+	}
+}
+
+// Rest returns how long the next look has to wait because the last one took long, zero for not at all.
+func (l *Looks) Rest() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return max(0, time.Until(l.rest))
 }
 
 // Reports of several nodes about what they were asked for together come one after the other: a look waits a little for the others, the

@@ -41,3 +41,26 @@ func TestALookThatWouldFindNothingIsSpared(t *testing.T) {
 		expect("one is due", l, 5, false, 0)
 	})
 }
+
+// A look that took long is followed by a rest as long, but for a process that was paused; a short one by none.
+func TestRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for took, want := range map[time.Duration]time.Duration{
+			looks.RestFrom - 1: 0, looks.RestFrom: looks.RestFrom, time.Second: time.Second, 20 * time.Minute: looks.RestMost,
+		} {
+			l := &looks.Looks{}
+			if l.Took(took); l.Rest() != want {
+				t.Errorf("after a look of %s it rests for %s, want %s", took, l.Rest(), want)
+			}
+			l.Ask()
+			l.Begin()
+			<-time.After(want / 2)
+			if left := want - want/2; l.Rest() != left {
+				t.Errorf("%s are left, want %s", l.Rest(), left)
+			}
+			if <-time.After(want); l.Rest() != 0 {
+				t.Errorf("%s are left", l.Rest())
+			}
+		}
+	})
+}
