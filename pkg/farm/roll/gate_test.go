@@ -216,6 +216,27 @@ func TestAnAnswerIsOfItsRollout(t *testing.T) {
 	})
 }
 
+// An answer that comes after a look has asked for it, while that look's step is written, is that of the call which the
+// step asks for. The gate is not asked a second time, and the next look is given the answer.
+func TestAnAnswerThatComesDuringAStep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g, h := &roll.Gate{}, newHook()
+		defer g.Stop()
+		h.call(t, g, "one", before(1))
+		if got := g.Answer("one"); got != nil {
+			t.Errorf("answered %+v already", got)
+		}
+		h.answers <- errors.New("no")
+		synctest.Wait()
+		h.call(t, g, "one", before(1))
+		h.expect(t, "asked", h.asked, "one before-stage 1 try 2")
+		if got := g.Answer("one"); got == nil || got.Error != "no" {
+			t.Errorf("the answer is %+v", got)
+		}
+	})
+}
+
 // Stop ends the call and waits for it; there is no answer afterwards, and nobody is told. Where nobody is asked it
 // does nothing.
 func TestStop(t *testing.T) {
