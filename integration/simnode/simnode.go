@@ -106,13 +106,20 @@ func (n *Node) Die() {
 // Amend changes what has come of a pod that runs at a revision, as where its health check begins to fail, and has that
 // reported. It returns false, and does nothing, when the pod has got another intent meanwhile.
 func (n *Node) Amend(id pod.Identity, revision int64, state pod.State, available bool) bool {
+	return n.Change(id, revision, func(r *pod.Reality) { r.State, r.Available = state, available })
+}
+
+// Change is Amend for all that a node reports of a pod. What changes neither the state nor whether the pod is available
+// is not reported.
+func (n *Node) Change(id pod.Identity, revision int64, change func(*pod.Reality)) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	r, ok := n.done[id]
 	if in := n.runs[id]; !ok || n.held[id] || in.State != pod.Running || in.Revision != revision {
 		return false
 	}
-	r.State, r.Available, r.Since = state, available, time.Now().UTC()
+	change(&r)
+	r.Since = time.Now().UTC()
 	n.done[id] = r
 	select {
 	case n.amended <- struct{}{}:

@@ -38,6 +38,7 @@ type asking struct {
 	rollout string // id
 	call    *rollout.GateCall
 	got     *rollout.GateAnswer // nil: not yet
+	given   bool                // got was, to a look
 	cancel  context.CancelFunc
 	done    chan struct{} // closed when the call has ended
 }
@@ -49,6 +50,7 @@ func (g *Gate) Answer(rolloutID string) *rollout.GateAnswer {
 	if g.now == nil || g.now.rollout != rolloutID {
 		return nil // it has been replaced meanwhile
 	}
+	g.now.given = g.now.got != nil
 	return g.now.got
 }
 
@@ -70,16 +72,16 @@ func (g *Gate) put(next *asking) {
 	g.now = next
 }
 
-// under reports whether the same call is being made.
+// under reports whether the same call is being made, or has an answer that no look was given yet: it may have come while a step was written.
 func (g *Gate) under(rolloutID string, call *rollout.GateCall) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	a := g.now
-	return a != nil && a.rollout == rolloutID && a.got == nil && a.call.Phase == call.Phase && a.call.Index == call.Index && a.call.Stage == call.Stage
+	return a != nil && a.rollout == rolloutID && !a.given && a.call.Phase == call.Phase && a.call.Index == call.Index && a.call.Stage == call.Stage
 }
 
-// Call makes the call that a decision asked for, nil for none, and ends any other one. The decision has landed: what an answer to an earlier
-// call said is in it. Answered is told when there is an answer.
+// Call makes the call that a decision asked for, nil for none, and ends any other one. The decision has landed: what an answer said that
+// its look was given is in it. Answered is told when there is an answer.
 func (g *Gate) Call(ctx context.Context, record *rollout.Record, call *rollout.GateCall, ask Ask, answered func(err error)) {
 	if call != nil && g.under(record.ID, call) {
 		return

@@ -1,0 +1,110 @@
+package roll_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/roll"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// A rollout that cannot be worked on says so in its record and to people, once for each reason. Nothing else of it
+// changes.
+func TestStopped(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", rc.MaxReason)
+	for name, tt := range map[string]struct {
+		before, why string
+		none        bool
+	}{
+		"it moved":                 {"", "panic: gone", false},
+		"it was blocked":           {"the breaker is tripped", "panic: gone", false},
+		"it says so":               {roll.CannotWork + "panic: gone", "panic: gone", true},
+		"it says so of another":    {roll.CannotWork + "panic: lost", "panic: gone", false},
+		"a long reason":            {"", long, false},
+		"it says a long one, then": {"cut", long, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			u := seen().Unit
+			u.Rollout.Value.BlockedReason = tt.before
+			if tt.before == "cut" {
+				u.Rollout.Value.BlockedReason = roll.Stopped(seen().Unit, schemaIndex, breakerIndex, tt.why).Record.BlockedReason
+			}
+			before := u.Rollout.Value.BlockedReason
+			step := roll.Stopped(u, schemaIndex, breakerIndex, tt.why)
+			if tt.none || step == nil {
+				if !tt.none || step != nil {
+					t.Errorf("the step is %+v", step)
+				}
+				return
+			}
+			reason := step.Record.BlockedReason
+			if !strings.HasPrefix(reason, roll.CannotWork+tt.why[:5]) || len(reason) > rc.MaxReason {
+				t.Errorf("nothing moves because of %q", reason)
+			}
+			if step.Trouble == nil || *step.Trouble != (store.RolloutTrouble{Rollout: "one", Reason: reason}) {
+				t.Errorf("people are told %+v", step.Trouble)
+			}
+			if step.Unit != u || step.Schema != schemaIndex || step.Breaker != breakerIndex || step.Ended || step.RCs != nil ||
+				step.Audit != nil {
+				t.Errorf("%+v", step)
+			}
+			if step.Record.State != rollout.Progressing || step.Record.ID != "one" || u.Rollout.Value.BlockedReason != before {
+				t.Errorf("the record is %+v, what was read %+v", step.Record, u.Rollout.Value)
+			}
+		})
+	}
+}
+
+// People are told what a step wrote while the rollout has not gone on by itself, and after its end until the next one.
+func TestTrouble(t *testing.T) {
+	t.Parallel()
+	unreadable := &store.CorruptError{Key: "rollouts/x", Err: errors.New("bad")}
+	for name, tt := range map[string]struct {
+		state   rollout.State // "": there is no rollout
+		blocked string
+		err     error
+		trouble *store.RolloutTrouble
+		want    string
+	}{
+		"no rollout":                {},
+		"a rollout without trouble": {state: rollout.RollingBack},
+		"it rolls back":             {state: rollout.RollingBack, trouble: told("one", false), want: "why"},
+		"it is paused":              {state: rollout.Paused, trouble: told("one", false), want: "why"},
+		"it moves again":            {state: rollout.Progressing, trouble: told("one", false)},
+		"it waits for promote":      {state: rollout.WaitingForPromote, trouble: told("one", false)},
+		"the breaker blocks it":     {state: rollout.Progressing, blocked: "the breaker", trouble: told("one", false)},
+		"it cannot be worked on": {state: rollout.Progressing, blocked: roll.CannotWork + "x",
+			trouble: told("one", false), want: "why"},
+		"it cannot be, while it waits": {state: rollout.WaitingForPromote, blocked: roll.CannotWork,
+			trouble: told("one", false), want: "why"},
+		"it cannot be, of another": {state: rollout.Progressing, blocked: roll.CannotWork, trouble: told("two",
+			false)},
+		"another one rolls back":          {state: rollout.RollingBack, trouble: told("two", false)},
+		"another one, after a failure":    {state: rollout.RollingBack, trouble: told("two", true)},
+		"the failed one is over":          {trouble: told("one", true), want: "why"},
+		"one that ended well left it":     {trouble: told("one", false)},
+		"it cannot be read":               {err: unreadable, want: unreadable.Error()},
+		"it cannot be read, and had some": {err: unreadable, trouble: told("one", true), want: unreadable.Error()},
+	} {
+		u := &store.Unit{ID: unit, RolloutErr: tt.err}
+		if tt.state != "" {
+			u.Rollout = store.Rec[rollout.Record]{Value: rollout.Record{ID: "one", State: tt.state,
+				BlockedReason: tt.blocked}, Index: rolloutIndex}
+		}
+		if tt.trouble != nil {
+			u.Trouble = store.Rec[store.RolloutTrouble]{Value: *tt.trouble, Index: troubleIndex}
+		}
+		if got := roll.Trouble(u); got != tt.want {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
+func told(of string, ended bool) *store.RolloutTrouble {
+	return &store.RolloutTrouble{Rollout: of, Reason: "why", Ended: ended}
+}
