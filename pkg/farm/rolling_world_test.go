@@ -337,7 +337,7 @@ func (s *service) only(id string, count int) {
 			return fmt.Errorf("%d controllers, %w", len(recs), err)
 		}
 		r := recs[0].Value
-		if r.ID != id || r.Desired() != count || r.DeletedAt != nil || r.AllowMassStop != 0 || len(r.Service.Companions) > 0 {
+		if r.ID != id || r.Desired() != count || r.DeletedAt != nil || r.AllowMassStop != 0 {
 			return fmt.Errorf("left %+v", r)
 		}
 		return nil
