@@ -84,7 +84,7 @@ func (v *RolloutView) bars(all bool, columns int) []string {
 // maxBars is for how many stages there is a bar each.
 const maxBars = 12
 
-// Asked says what an operator asked for and the runner has not carried out yet, "" where there is nothing.
+// Asked says what an operator asked for and the owner has not carried out yet, "" where there is nothing.
 func Asked(v *RolloutView) string {
 	if v.Request == "" {
 		return ""

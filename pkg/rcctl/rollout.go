@@ -79,7 +79,7 @@ func noRollout(service string) error {
 	return notFoundf("service %s has no rollout under way; rcctl history %s shows those that ended", service, service)
 }
 
-// askCommand is a command that asks the runner of a rollout for something.
+// askCommand is a command that asks the owner of a service for something about its rollout.
 func askCommand(verb rollout.Verb, usage, more string) *cli.Command {
 	if more != "" {
 		more += "\n"

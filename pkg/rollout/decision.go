@@ -7,7 +7,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Observed is what the runner has read before it asks Decide.
+// Observed is what the owner of the service has read and found before it asks Decide.
 type Observed struct {
 	Now time.Time
 	// Watched is for how long this process has seen the record with its present ProgressAt, by a clock that is never set;
@@ -43,7 +43,7 @@ type PreDeployed struct {
 	Tail     string // end of its log
 }
 
-// GateCall is a webhook that the runner calls, and whose answer is in Observed of the next decision. A call whose answer was lost, because the runner
+// GateCall is a webhook that the owner calls, and whose answer is in Observed of the next decision. A call whose answer was lost, because the owner
 // died, is made again: webhooks are asked at least once.
 type GateCall struct {
 	Hook    Hook
@@ -62,7 +62,7 @@ type GateAnswer struct {
 	Error string // "" if the webhook agreed
 }
 
-// Decision is what the runner writes, in one transaction, and does next. Where nothing in it differs from what was read, it writes nothing.
+// Decision is what the owner writes, in one transaction, and does next. Where nothing in it differs from what was read, it writes nothing.
 type Decision struct {
 	Record Record
 	Write  bool     // Record differs from what was read

@@ -55,7 +55,7 @@ const (
 	Ending       Phase = "ending"       // all counts are final; the last transaction follows
 )
 
-// Record is a rollout under way, at rollouts/<service>.
+// Record is a rollout under way, at rollouts/<unit>.
 type Record struct {
 	ID            string            `json:"id"` // ULID
 	Service       string            `json:"service"`

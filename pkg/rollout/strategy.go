@@ -17,7 +17,7 @@ const (
 	BlueGreenStrategy    = "blue-green"   // all new pods stand by, then the name is switched
 )
 
-// Strategy is a way from one revision to the next. The runner knows none of them by name.
+// Strategy is a way from one revision to the next. The owner knows none of them by name.
 type Strategy interface {
 	// Type returns the name in documents and records.
 	Type() string

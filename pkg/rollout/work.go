@@ -240,7 +240,7 @@ func (w *Work) audit(format string, args ...any) {
 	w.d.Audit = append(w.d.Audit, fmt.Sprintf(format, args...))
 }
 
-// look makes the runner look again after d at the latest.
+// look makes the owner look again after d at the latest.
 func (w *Work) look(d time.Duration) {
 	if d = max(d, time.Millisecond); w.d.Again != 0 {
 		d = min(d, w.d.Again)

@@ -39,7 +39,7 @@ func New(c *consul.Client, keys *Keys) *Store {
 type db struct {
 	c     *consul.Client
 	keys  *Keys
-	memo  memo // of what passes and runners read
+	memo  memo // of what looks read
 	guard *guard
 
 	Schema          Records[Schema]
