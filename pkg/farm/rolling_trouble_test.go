@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/farm"
@@ -220,4 +222,36 @@ func TestRollingAPanicIsContained(t *testing.T) {
 	s.ended(2, rollout.Done)
 	s.only(rolled2, 3)
 	said.over(t)
+}
+
+// What an owner shows and asks of a rollout ends with its record, whoever removed it.
+func TestRollingARecordVanishes(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "n1")
+	reg := prometheus.NewRegistry()
+	begun, ended := make(chan struct{}), make(chan struct{})
+	s.rollingFarm("f", s.addr, func(cfg *farm.Config) {
+		cfg.Rollouts = roll.NewMetrics(reg)
+		cfg.Ask = func(ctx context.Context, _ string, _ time.Duration, _ any) error {
+			close(begun)
+			<-ctx.Done()
+			close(ended)
+			return ctx.Err()
+		}
+	})
+	s.first(2)
+	s.deploy(2, 2, func(s *rollout.Start) { s.Knobs.Gates.BeforeStage = []rollout.Hook{{URL: "http://gate"}} })
+	<-begun
+	metric(t, reg, "rcfarm_rollout_running", string(rollout.Progressing), is(1))
+	s.remove(s.store.Keys().Rollouts.Key(rolled))
+	s.ring(rolled)
+	metric(t, reg, "rcfarm_rollout_running", string(rollout.Progressing), is(0))
+	consultest.Eventually(t, soon, func() error {
+		select {
+		case <-ended:
+			return nil
+		default:
+			return errors.New("the gate is still asked")
+		}
+	})
 }
