@@ -51,8 +51,12 @@ func (u *unit) look(ctx context.Context) (again time.Duration, err error) {
 // the passes once more.
 func (u *unit) work(ctx context.Context, v *view, consistent bool) (again time.Duration, waits bool, err error) {
 	again, waits, err = u.passes(ctx, &v, consistent)
-	if err != nil || v.Rollout.Index == 0 {
+	if err != nil {
 		return again, waits, err
+	}
+	if v.Rollout.Index == 0 {
+		u.rollEnds()
+		return again, waits, nil
 	}
 	if v, err = u.fresh(ctx, v, consistent); err != nil {
 		return 0, false, err

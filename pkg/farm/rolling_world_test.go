@@ -327,9 +327,9 @@ func (s *service) ended(rev int64, want rollout.State, reasons ...string) {
 	}
 }
 
-// only waits until one controller is left, with so many pods and bound to no other one, and nothing else is left of
-// the service: no status, name, placement or trouble, and one lock and one bell.
-func (s *service) only(id string, count int) {
+// only waits until one controller is left, with so many pods and bound to no other one, and nothing else is left of the
+// service but some keys: no status, name, placement or trouble, and one lock and one bell.
+func (s *service) only(id string, count int, left ...string) {
 	s.t.Helper()
 	consultest.Eventually(s.t, soon, func() error {
 		recs, _, err := s.store.RCs.List(s.t.Context(), store.Consistent)
@@ -350,7 +350,7 @@ func (s *service) only(id string, count int) {
 			path := strings.TrimPrefix(p.Key, keys.Prefix())
 			kind, _, _ := strings.Cut(path, "/")
 			mine := strings.Contains(path, id) || p.Key == keys.Locks.Key(rolled) || p.Key == keys.Bells.Key(rolled) ||
-				strings.HasPrefix(p.Key, keys.Drops.Key(rolled))
+				strings.HasPrefix(p.Key, keys.Drops.Key(rolled)) || slices.Contains(left, p.Key)
 			if strings.Contains(path, rolled) && !mine || kind == "names" && string(p.Value) != id {
 				return fmt.Errorf("left %s: %s", p.Key, p.Value)
 			}

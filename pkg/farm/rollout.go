@@ -38,8 +38,7 @@ func (w *watched) see(at, now time.Time) time.Duration {
 // and written alone. It reports whether a step was written, and when to look again.
 func (u *unit) roll(ctx context.Context, v *view) (stepped bool, again time.Duration, err error) {
 	if v.Rollout.Index == 0 || v.RolloutErr != nil {
-		u.kit.rollouts.Carries(u.id, "")
-		u.rolling.gate.Stop()
+		u.rollEnds()
 		return false, 0, nil
 	}
 	err = contain.Do(func() (err error) {
@@ -52,6 +51,12 @@ func (u *unit) roll(ctx context.Context, v *view) (stepped bool, again time.Dura
 		return false, troubled, nil
 	}
 	return stepped, again, err
+}
+
+// rollEnds is for a unit that has no rollout, whoever removed the record, or none that can be read.
+func (u *unit) rollEnds() {
+	u.kit.rollouts.Carries(u.id, "")
+	u.rolling.gate.Stop()
 }
 
 // step decides, and writes what was decided.
@@ -79,8 +84,7 @@ func (u *unit) step(ctx context.Context, v *view) (stepped bool, again time.Dura
 		}
 	}
 	if d.Ended {
-		u.kit.rollouts.Carries(u.id, "")
-		u.rolling.gate.Stop()
+		u.rollEnds()
 		return stepped, 0, nil
 	}
 	u.rolling.gate.Call(ctx, &d.Record, d.Gate, u.kit.ask, func(err error) {
