@@ -66,6 +66,14 @@ func TestRollingARollbackIsTold(t *testing.T) {
 	s.ended(3, rollout.Done)
 	said.over(t)
 	s.only(rolled3, 3)
+	keys := map[string]bool{}
+	for _, line := range said.about(string(rc.RolloutTrouble)) {
+		_, key, _ := strings.Cut(line, " ")
+		keys[key] = true
+	}
+	if len(keys) != 1 {
+		t.Errorf("one rollout in trouble was told as %d incidents: %v", len(keys), keys)
+	}
 }
 
 // A record of a rollout that cannot be read is told, and nothing moves, although all that the rollout waits for is
@@ -82,8 +90,8 @@ func TestRollingAnUnreadableRecordMovesNothing(t *testing.T) {
 	key := s.store.Keys().Rollouts.Key(rolled)
 	text := s.spoil(key)
 	s.ring(rolled)
-	s.condition(rolled2, rc.RolloutTrouble, true, "unreadable record "+key)
-	s.alerted(rolled2, rc.RolloutTrouble)
+	s.condition(rolled1, rc.RolloutTrouble, true, "unreadable record "+key)
+	s.alerted(rolled1, rc.RolloutTrouble)
 	records := func() []rc.RC { return []rc.RC{s.record(rolled1), s.record(rolled2)} }
 	before := records()
 	s.quicken(rolled2)
@@ -213,8 +221,8 @@ func TestRollingAPanicIsContained(t *testing.T) {
 	if now := s.lockIndex(rolled); now == fence {
 		t.Error("the fence has not moved, and what panicked may land")
 	}
-	s.condition(rolled2, rc.RolloutTrouble, true, why)
-	s.alerted(rolled2, rc.RolloutTrouble)
+	s.condition(rolled1, rc.RolloutTrouble, true, why)
+	s.alerted(rolled1, rc.RolloutTrouble)
 	if old, next := s.record(rolled1), s.record(rolled2); old.Desired() != 3 || next.Desired() != 0 {
 		t.Errorf("the controllers are %+v and %+v", old, next)
 	}

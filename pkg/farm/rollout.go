@@ -169,12 +169,13 @@ func (ps *reader) readRollout() {
 	}
 }
 
-// carrier returns the controller whose status says what is wrong with the rollout of the unit: the highest revision that can be read.
-func (v *view) carrier() string {
-	for _, id := range v.IDs() {
-		if h := v.Heads[id]; h.Exists() && h.Err == nil {
-			return id
+// carrier returns the controller whose status says what is wrong with the rollout of the unit: of those that can be read the oldest
+// revision that is not deleted. The newest may go when its rollout fails, and the same would be told a second time.
+func (v *view) carrier() (id string) {
+	for _, next := range v.IDs() {
+		if h := v.Heads[next]; h.Exists() && h.Err == nil && !rc.IsPreDeploy(next) && (id == "" || h.RC.Value.DeletedAt == nil) {
+			id = next
 		}
 	}
-	return ""
+	return id
 }
