@@ -48,25 +48,25 @@ func (u *unit) look(ctx context.Context) (again time.Duration, err error) {
 }
 
 // work makes a pass over each controller of a unit, and the next step of its rollout from what these have found. After a step it makes
-// the passes once more.
+// the passes once more. Where the next step follows at once, that is left to another look.
 func (u *unit) work(ctx context.Context, v *view, consistent bool) (again time.Duration, waits bool, err error) {
-	again, waits, err = u.passes(ctx, &v, consistent)
-	if err != nil {
-		return again, waits, err
+	for range 2 {
+		if again, waits, err = u.passes(ctx, &v, consistent); err != nil {
+			return 0, false, err
+		}
+		if v.Rollout.Index == 0 {
+			u.rollEnds()
+			return again, waits, nil
+		}
+		if v, err = u.fresh(ctx, v, consistent); err != nil {
+			return 0, false, err
+		}
+		stepped, after, err := u.roll(ctx, v)
+		if err != nil || !stepped {
+			return soonest(again, after), waits && after == 0, err
+		}
 	}
-	if v.Rollout.Index == 0 {
-		u.rollEnds()
-		return again, waits, nil
-	}
-	if v, err = u.fresh(ctx, v, consistent); err != nil {
-		return 0, false, err
-	}
-	stepped, after, err := u.roll(ctx, v)
-	if err != nil || !stepped {
-		return soonest(again, after), waits && after == 0, err
-	}
-	again, waits, err = u.passes(ctx, &v, consistent)
-	return soonest(again, after), waits && after == 0, err
+	return time.Millisecond, false, nil
 }
 
 // passes makes a pass over each controller of a unit. It leaves the view that the last of them has seen.

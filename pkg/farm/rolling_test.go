@@ -306,3 +306,25 @@ func (s *service) on(id string) map[string]int {
 	}
 	return on
 }
+
+// A step that lowers a count to what there is stops nothing, and no node reports anything that would ring. The rollout goes on at once.
+func TestRollingAStepThatMovesNoPod(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "n1") // with ten slots
+	s.rollingFarm("f", s.addr, nil)
+	if _, err := s.store.EnsureSchema(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r, m := s.controller(1, 12)
+	change := store.RCChange{RC: r, Manifests: []store.DeployManifest{m}, Audit: store.NewAudit("op", "create", r.ID, nil)}
+	if err := s.store.Operator.ChangeRC(t.Context(), change); err != nil {
+		t.Fatal(err)
+	}
+	s.conditionIs(rolled1, rc.InsufficientNodes, true)
+	s.run(rolled1, 10)
+	s.deploy(2, 10, func(start *rollout.Start) {
+		start.Knobs.MaxUnavailable, start.Knobs.MaxSurge, start.Knobs.Step = &rollout.Amount{N: 2}, &rollout.Amount{}, &rollout.Amount{N: 2}
+	})
+	s.ended(2, rollout.Done)
+	s.only(rolled2, 10)
+}
