@@ -162,8 +162,12 @@ func TestReadAKeyThatIsAPrefix(t *testing.T) {
 	r := consul.Reading{Keys: keys, Prefixes: keys[:2]}
 	m := c.NewMerger()
 	for name, read := range map[string]func() (map[string]consul.Pair, []consul.Pair, error){
-		"alone":  func() (map[string]consul.Pair, []consul.Pair, error) { return c.Read(t.Context(), r, consul.Consistent) },
-		"merged": func() (map[string]consul.Pair, []consul.Pair, error) { return m.Read(t.Context(), r, consul.Consistent) },
+		"alone": func() (map[string]consul.Pair, []consul.Pair, error) {
+			return c.Read(t.Context(), r, consul.Consistent)
+		},
+		"merged": func() (map[string]consul.Pair, []consul.Pair, error) {
+			return m.Read(t.Context(), r, consul.Consistent)
+		},
 	} {
 		found, below, err := read()
 		if err != nil || len(found) != 2 || string(found[keys[0]].Value) != "u" || string(found[keys[2]].Value) != "w" {
