@@ -126,8 +126,6 @@ type judgement struct {
 
 	labelled map[string][]unlabelled // labels that nodes had before
 
-	removed map[string]int64 // when the record of a controller was removed, unix nanoseconds
-
 	manifests map[string]*manifestRecord // every one that there ever was, by its digest
 	alone     map[string]int64           // since when a role is ordered, by controller and role, unix nanoseconds; of one that is gone, too
 
@@ -159,7 +157,7 @@ func newJudgement(events []Event, trace func(*Write)) *judgement {
 		state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), trace: trace,
 		ordered: map[string]asked{}, leaked: leaks(events), listed: map[listedPage]string{}, swept: map[string]bool{}, drains: map[string]drained{}, farms: map[string]bool{},
 		away: newAway(), hits: ofKind(events, EventMachine), mistakes: ofKind(events, EventWipe), stopped: map[string]*stopsBy{},
-		writers: map[string]string{}, labelled: map[string][]unlabelled{}, removed: map[string]int64{}, manifests: map[string]*manifestRecord{}, alone: map[string]int64{},
+		writers: map[string]string{}, labelled: map[string][]unlabelled{}, manifests: map[string]*manifestRecord{}, alone: map[string]int64{},
 	}
 }
 
@@ -289,7 +287,6 @@ func (j *judgement) remember(w *Write) {
 		j.rememberOwner(c, w.At)
 		j.forgetWriter(c)
 		j.rememberLabels(c, w.At)
-		j.rememberRemoval(c, w.At)
 		j.rememberOrdered(c, w.At)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-msgpack/v2/codec"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // history makes a Raft log by hand, as Consul would have written it.
@@ -17,6 +19,29 @@ type history struct {
 	log    []Entry
 	events []Event
 	late   time.Duration // of the entries to come
+	// ids are what controllers are called in the log, by what a test calls them; the others are called the same.
+	ids map[string]string
+}
+
+// called gives the controllers of an operation the ids that they have in the log. Locks and rollouts are those of
+// their units.
+func (h *history) called(op Op) Op {
+	for name, id := range h.ids {
+		parts := strings.Split(op.DirEnt.Key, "/")
+		for i, part := range parts {
+			switch {
+			case part == name && (parts[1] == "locks" || parts[1] == "rollouts"):
+				parts[i] = rc.UnitOf(id)
+			case part == name:
+				parts[i] = id
+			}
+		}
+		op.DirEnt.Key = strings.Join(parts, "/")
+		for _, end := range []string{`"`, "/"} {
+			op.DirEnt.Value = bytes.ReplaceAll(op.DirEnt.Value, []byte(`"`+name+end), []byte(`"`+id+end))
+		}
+	}
+	return op
 }
 
 const epoch = int64(1_800_000_000) * int64(time.Second)
@@ -41,7 +66,8 @@ func (h *history) txn(ops ...Op) uint64 {
 	type wrapped struct{ KV *Op }
 	var request struct{ Ops []wrapped }
 	for i := range ops {
-		request.Ops = append(request.Ops, wrapped{KV: &ops[i]})
+		op := h.called(ops[i])
+		request.Ops = append(request.Ops, wrapped{KV: &op})
 	}
 	return h.command(typeTxn, request)
 }
@@ -109,7 +135,13 @@ const (
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{history: &history{t: t}}
+	return newWorldOf(t, nil)
+}
+
+// newWorldOf is newWorld with ids for controllers.
+func newWorldOf(t *testing.T, ids map[string]string) *world {
+	t.Helper()
+	w := &world{history: &history{t: t, ids: ids}}
 	for _, name := range []string{"f1", "f2"} {
 		w.command(typeRegister, fields{"Node": name, "Check": fields{"CheckID": "alive", "Status": "passing"}})
 		w.command(typeSession, fields{"Op": "create", "Session": fields{

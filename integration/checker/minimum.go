@@ -48,7 +48,11 @@ func (j *judgement) adds(w *Write, rc *controller, c *Change) bool {
 
 // bounded reports whether the bound of the service is in force, in place of the controller's surge.
 func (j *judgement) bounded(w *Write, rc *controller) bool {
-	return rc.Service != nil && rc.Service.Max > 0 && j.inService(w, rc)
+	if !j.inService(w, rc) {
+		return false
+	}
+	_, most := j.said(w, rc)
+	return most > 0
 }
 
 // mayTake reports whether operators said that the copy goes, whatever is left: by a forced drain, or as one that is gone.
@@ -108,28 +112,25 @@ func (w *Write) available(p *placement, lost func(node string, marked bool) bool
 }
 
 // aboveMinimum counts twice. A farm learns a little later than Consul that a machine is gone: for that time, and no longer, it may count
-// what was available there, or not. Where the placements say that the machine is gone everybody knows. It counts by each rule that
-// may be in force for the controller, and one of them must hold.
+// what was available there, or not. Where the placements say that the machine is gone everybody knows.
 func (j *judgement) aboveMinimum(w *Write, rc *controller, taken []*placement) {
 	knowsNot := func(node string, marked bool) bool {
 		since, gone := j.away.lost[node]
 		return w.state.lost(node, marked) && (marked || gone && w.At-since > int64(heardLate))
 	}
-	lacks := ""
-	for _, limit := range j.limits(w, rc) {
-		for _, isLost := range []func(string, bool) bool{knowsNot, w.state.lost} {
-			left, lost := w.leaves(limit.rcs, taken, isLost)
-			if lost == 0 {
-				return
-			}
-			if left >= limit.least {
-				j.looked(limit.group("P6 minimum"))
-				return
-			}
-			lacks = fmt.Sprintf("%d available are left, minimum %d, of controllers %v", left, limit.least, limit.rcs)
+	lacks, limit := "", j.limit(w, rc)
+	for _, isLost := range []func(string, bool) bool{knowsNot, w.state.lost} {
+		left, lost := w.leaves(limit.rcs, taken, isLost)
+		if lost == 0 {
+			return
 		}
+		if left >= limit.least {
+			j.looked(limit.group("P6 minimum"))
+			return
+		}
+		lacks = fmt.Sprintf("%d available are left, minimum %d, of controllers %v", left, limit.least, limit.rcs)
 	}
-	if j.inService(w, rc) {
+	if limit.service {
 		j.violated("P6", ruleServiceMinimum, w.Index, "%s of service %s: %s; by %s", rc.Name, rc.Service.Name, lacks, w.summary())
 		return
 	}
@@ -165,7 +166,7 @@ func (j *judgement) belowSurge(w *Write, rc *controller) {
 		n += j.inUse(w, p)
 	}
 	j.looked("P6 surge")
-	if most := rc.desired() + rc.surge(); n > most && !j.boundedLately(w, rc) {
+	if most := rc.desired() + rc.surge(); n > most {
 		j.violated("P6", "above the surge", w.Index, "controller %s: %d placed, desired %d and surge %d", rc.Name, n, rc.desired(), rc.surge())
 	}
 }

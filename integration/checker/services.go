@@ -1,22 +1,22 @@
 package checker
 
-import "slices"
+import "github.com/rcfarm/rcfarm/pkg/rc"
 
-// service makes a controller a revision of a service. While a companion has a record, minimum and bound are those of the service, and
-// count over all of its revisions.
+// service makes a controller a revision of a service. While another revision of its unit has a record, minimum and
+// bound are those of the service, and count over all of its revisions.
 type service struct {
-	Name       string   `json:"name"`
-	Companions []string `json:"companions"`
-	Min        int      `json:"min"`
-	Max        int      `json:"max"` // zero: none
+	Name string `json:"name"`
+	Min  int    `json:"min"`
+	Max  int    `json:"max"` // zero: none
 }
 
-// isBeside reports whether a controller is a companion.
+// isBeside reports whether a controller is another revision of the same service. One that runs before a revision is
+// none.
 func (c *controller) isBeside(id string) bool {
-	return c.Service != nil && slices.Contains(c.Service.Companions, id)
+	return c.Service != nil && id != c.ID && rc.UnitOf(id) == rc.UnitOf(c.ID) && !rc.IsPreDeploy(id)
 }
 
-// limit is a minimum that may be in force, and what counts for it.
+// limit is a minimum that is in force, and what counts for it.
 type limit struct {
 	rcs     []string
 	least   int
@@ -31,11 +31,11 @@ func (l *limit) group(of string) string {
 	return of
 }
 
-// together returns the revisions of a controller's service that have a record, itself among them.
-func (j *judgement) together(w *Write, rc *controller) []string {
-	ids := []string{rc.ID}
-	for _, id := range rc.Service.Companions {
-		if id != rc.ID && !slices.Contains(ids, id) && w.before(prefix+"rcs/"+id) != nil {
+// together returns the revisions of a controller's service that have a record, readable or not, itself among them.
+func (j *judgement) together(w *Write, c *controller) []string {
+	ids := []string{c.ID}
+	for _, id := range w.controllersBefore(rc.UnitOf(c.ID)) {
+		if c.isBeside(id) {
 			ids = append(ids, id)
 		}
 	}
@@ -43,80 +43,83 @@ func (j *judgement) together(w *Write, rc *controller) []string {
 }
 
 // inService reports whether minimum and bound are those of the service.
-func (j *judgement) inService(w *Write, rc *controller) bool {
-	return rc.Service != nil && len(j.together(w, rc)) > 1
+func (j *judgement) inService(w *Write, c *controller) bool {
+	return c.Service != nil && len(j.together(w, c)) > 1
+}
+
+// readBefore returns the record of a controller as farms could read it when the transaction was carried out, nil where
+// they could not.
+func (w *Write) readBefore(id string) *controller {
+	k := w.before(prefix + "rcs/" + id)
+	if k != k.believed() {
+		return nil
+	}
+	return k.controller()
+}
+
+// said returns the minimum and the bound that the revisions say, zero for none: of several the stricter one holds, and
+// those that are deleted have no say.
+func (j *judgement) said(w *Write, c *controller) (least, most int) {
+	for _, id := range j.together(w, c) {
+		r := w.readBefore(id)
+		if r == nil || r.Service == nil || r.DeletedAt != nil {
+			continue
+		}
+		least = max(least, r.Service.Min)
+		if most == 0 || r.Service.Max > 0 && r.Service.Max < most {
+			most = r.Service.Max
+		}
+	}
+	return least, most
 }
 
 // asked returns how many pods the revisions ask for together, while that bounds the service: no rollout is in charge of the controller, so
 // that nobody brings minimum and bound to other counts.
-func (j *judgement) asked(w *Write, rc *controller) (n int, bounds bool) {
-	if w.inCharge(rc.ID) {
+func (j *judgement) asked(w *Write, c *controller) (n int, bounds bool) {
+	if w.inCharge(c.ID) {
 		return 0, false
 	}
-	for _, id := range j.together(w, rc) {
-		c := w.before(prefix + "rcs/" + id).controller()
-		if c == nil {
+	for _, id := range j.together(w, c) {
+		r := w.readBefore(id)
+		if r == nil {
 			return 0, false
 		}
-		if c.DeletedAt == nil {
-			n += c.desired()
+		if r.DeletedAt == nil {
+			n += r.desired()
 		}
 	}
 	return n, true
 }
 
 // least returns the minimum of a controller's service, which follows the counts down.
-func (j *judgement) least(w *Write, rc *controller) int {
-	if n, bounds := j.asked(w, rc); bounds {
-		return min(rc.Service.Min, n)
+func (j *judgement) least(w *Write, c *controller) int {
+	least, _ := j.said(w, c)
+	if n, bounds := j.asked(w, c); bounds {
+		return min(least, n)
 	}
-	return rc.Service.Min
+	return least
 }
 
 // most returns the bound of a controller's service, which follows the counts up.
-func (j *judgement) most(w *Write, rc *controller) int {
-	if n, bounds := j.asked(w, rc); bounds {
-		return max(rc.Service.Max, n+rc.surge())
+func (j *judgement) most(w *Write, c *controller) int {
+	_, most := j.said(w, c)
+	if n, bounds := j.asked(w, c); bounds {
+		return max(most, n+c.surge())
 	}
-	return rc.Service.Max
+	return most
 }
 
-// rememberRemoval notes that a controller's record is gone.
-func (j *judgement) rememberRemoval(c *Change, at int64) {
-	if c.Before.controller() != nil && c.After == nil {
-		j.removed[c.Before.controller().ID] = at
+// limit returns the minimum that is in force for a controller. A transaction depends on the records of all revisions,
+// so that it is that of the very moment.
+func (j *judgement) limit(w *Write, c *controller) limit {
+	if j.inService(w, c) {
+		return limit{rcs: j.together(w, c), least: j.least(w, c), service: true}
 	}
-}
-
-// wasInService reports whether the last companion's record went a moment ago: nothing that a farm's transaction depends on tells of that.
-func (j *judgement) wasInService(w *Write, rc *controller) bool {
-	return rc.Service != nil && !j.inService(w, rc) &&
-		slices.ContainsFunc(rc.Service.Companions, func(id string) bool { return j.recently(w, j.removed[id]) })
-}
-
-// boundedLately reports whether the bound of the service may have been in force in place of the controller's own, and holds.
-func (j *judgement) boundedLately(w *Write, rc *controller) bool {
-	return j.wasInService(w, rc) && rc.Service.Max > 0 && j.placedTogether(w, rc) <= rc.Service.Max
-}
-
-// limits returns the minimum that is in force for a controller, and the one that was in force a moment ago.
-func (j *judgement) limits(w *Write, rc *controller) []limit {
-	own := limit{rcs: []string{rc.ID}, least: rc.minimum()}
-	if rc.eachNode() {
-		own.least = j.leastOnEach(w, rc)
+	own := limit{rcs: []string{c.ID}, least: c.minimum()}
+	if c.eachNode() {
+		own.least = j.leastOnEach(w, c)
 	}
-	if rc.Service == nil {
-		return []limit{own}
-	}
-	of := limit{rcs: j.together(w, rc), least: j.least(w, rc), service: true}
-	switch {
-	case j.inService(w, rc):
-		return []limit{of}
-	case j.wasInService(w, rc):
-		return []limit{own, of}
-	default:
-		return []limit{own}
-	}
+	return own
 }
 
 // withinBound judges that nothing is added beyond what all revisions of the service may have together.

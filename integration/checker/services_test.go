@@ -4,37 +4,53 @@ import (
 	"maps"
 	"testing"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
+
+// newService is a world whose controllers c and d may be revisions of one service, and p one that runs before the
+// second.
+func newService(t *testing.T) *world {
+	t.Helper()
+	return newWorldOf(t, map[string]string{"c": rc.RevisionID(unit, 1), "d": rc.RevisionID(unit, 2),
+		"p": rc.PreDeployID(unit, 2)})
+}
 
 // beside makes c and d revisions of one service. Unless the case says otherwise, a rollout is in charge of c, and the
 // pod of d is on n2, where it is available.
 func (w *world) beside(ofC fields, of, pod, reality fields) {
-	record := controllerOf(1, 1)
-	record["id"], record["name"], record["service"] = "d", "web-r2", fields{"name": "web", "companions": []string{"c"}}
+	service := fields{"name": "web"}
+	update(service, of)
+	record := with(controllerOf(1, 1), fields{"id": "d", "name": "web-r2", "service": maps.Clone(service)})
+	if other, given := ofC[asOther]; given {
+		record["service"] = other
+	}
 	w.txn(kv("set", "rcs/d", record))
-	lock := w.txn(kv("lock", "locks/d", fields{"farm": "f2"}).by("s-f2"))
 	p := placed("n2", running, 30)
 	p["rc_id"] = "d"
 	update(p, pod)
-	w.txn(kv("check-session", "locks/d", nil).by("s-f2"), kv("check-index", "locks/d", nil).at(lock), kv("set", "pods/d/main.0", p))
+	w.txn(kv("check-session", lockKey, nil).by("s-f1"), kv("check-index", lockKey, nil).at(w.lock),
+		kv("set", "pods/d/main.0", p))
 	r := did("ready", 30, true)
 	r["rc_id"] = "d"
 	update(r, reality)
 	w.txn(kv("set", "reality/n2/d/main.0", r))
-	service := fields{"name": "web", "companions": []string{"d"}}
-	update(service, of)
 	more, rollout := fields{"service": service}, any(fields{"id": "r1", "service": "web",
 		"revisions": []fields{{"rc": "c"}}})
 	update(more, ofC)
 	if other, given := more[asRollout]; given {
-		delete(more, asRollout)
 		rollout = other
 	}
+	delete(more, asRollout)
+	delete(more, asOther)
 	w.rc = w.txn(kv("set", rcKey, with(controllerOf(2, 0), more)))
 	if rollout != nil {
 		w.txn(kv("set", "rollouts/c", rollout))
 	}
 }
+
+// asOther is what a case says of c where d says something else of their service.
+const asOther = "other"
 
 // asRollout is what a case says of c where the record of its rollout is another one; nil: there is none.
 const asRollout = "rollout"
@@ -63,6 +79,8 @@ func (w *world) rewritesOther(value any) { w.txn(kv("set", "rcs/d", value)) }
 
 func (w *world) removes() { w.txn(kv("delete", "rcs/d", nil)) }
 
+func (w *world) runsBefore() { w.txn(kv("set", "rcs/p", with(controllerOf(1, 1), fields{"id": "p"}))) }
+
 // rewrites gives the pod of c another manifest in place.
 func (w *world) rewrites(more fields) {
 	p := with(placed("n1", running, 20), more)
@@ -74,11 +92,19 @@ func TestMinimumOfAService(t *testing.T) {
 	t.Parallel()
 	const rule, own = "P6 service below its minimum", "P6 below the minimum"
 	stops := func(w *world) { w.stop(20) }
+	stopsBoth := func(w *world) {
+		other := with(placed("n2", stopped, 40), fields{"rc_id": "d"})
+		w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker),
+			kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod),
+			kv("set", "pods/d/main.0", other))...)
+	}
 	upgrades := func(w *world) { w.rewrites(fields{"digest": "d2"}) }
 	one := fields{"replica_groups": []fields{{"role": "main", "count": 1}}, "min_available": 1}
 	released := fields{asRollout: nil}
 	ofOther := fields{asRollout: fields{"id": "r1", "service": "web", "revisions": []fields{{"rc": "d"}}}}
 	before := fields{asRollout: fields{"id": "r1", "service": "web", "pre_deploy": fields{"rc": "c"}}}
+	strict := with(controllerOf(1, 1), fields{"id": "d", "deleted_at": "2026-01-01T00:00:00Z",
+		"service": fields{"name": "web", "min": 2}})
 	deleted := with(controllerOf(1, 1), fields{"id": "d", "deleted_at": "2026-01-01T00:00:00Z"})
 	for name, c := range map[string]struct {
 		ofC, of, pod, reality fields
@@ -106,13 +132,27 @@ func TestMinimumOfAService(t *testing.T) {
 		"one is asked for, runs before":     {ofC: before, of: fields{"min": 2}, act: stops, rule: rule},
 		"two are asked for":                 {ofC: with(maps.Clone(one), released), of: fields{"min": 2}, act: stops, rule: rule},
 		"none is asked for":                 {ofC: released, of: fields{"min": 2}, reality: fields{"available": false}, before: func(w *world) { w.rewritesOther(deleted) }, act: stops},
-		"nobody knows what is asked for":    {ofC: released, of: fields{"min": 2}, before: func(w *world) { w.rewritesOther("x") }, act: stops, rule: rule},
-		"alone for a moment":                {ofC: one, of: fields{"min": 0}, before: (*world).removes, late: heardLate - time.Second, act: upgrades},
-		"alone":                             {ofC: one, of: fields{"min": 0}, before: (*world).removes, late: heardLate + time.Second, act: upgrades, rule: own},
+		"both go at once":                   {of: fields{"min": 1}, act: stopsBoth, rule: rule},
+		"both go at once, none is needed":   {of: fields{}, act: stopsBoth},
+		"what is asked for is spoilt": {ofC: released, of: fields{"min": 2},
+			before: func(w *world) { w.rewritesOther(HostileMark) }, act: stops, rule: rule},
+		"nobody knows what is asked for": {ofC: released, of: fields{"min": 2}, before: func(w *world) { w.rewritesOther("x") }, act: stops, rule: rule},
+		"alone": {ofC: one, of: fields{"min": 0}, before: (*world).removes, act: upgrades,
+			rule: own},
+		"beside one that runs before": {ofC: one, of: fields{"min": 0},
+			before: func(w *world) { w.removes(); w.runsBefore() }, act: upgrades, rule: own},
+		"the other one is stricter": {ofC: fields{asOther: fields{"name": "web", "min": 2}}, of: fields{"min": 1},
+			act: stops, rule: rule},
+		"the other one is laxer": {ofC: fields{asOther: fields{"name": "web", "min": 1}}, of: fields{"min": 2},
+			act: stops, rule: rule},
+		"the stricter one is deleted": {of: fields{"min": 1}, before: func(w *world) { w.rewritesOther(strict) },
+			act: stops},
+		"the other one cannot be read": {of: fields{"min": 1}, before: func(w *world) { w.rewritesOther("x") },
+			act: stops},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
+			w := newService(t)
 			w.beside(c.ofC, c.of, c.pod, c.reality)
 			if c.before != nil {
 				c.before(w)
@@ -166,18 +206,25 @@ func TestBoundOfAService(t *testing.T) {
 		"two are asked for, and one more": {ofC: fields{asRollout: nil, "max_surge": 2}, of: fields{"max": 2}, act: adds},
 		"two are asked for": {ofC: fields{asRollout: nil, "max_surge": 1}, of: fields{"max": 2}, act: adds,
 			rule: rule},
-		"no bound":                     {ofC: two, of: fields{}, act: adds},
-		"no bound but its own":         {of: fields{}, act: adds, rule: own},
-		"its own does not hold":        {of: fields{"max": 3}, act: adds},
-		"alone for a moment":           {of: fields{"max": 2}, before: (*world).removes, late: heardLate - time.Second, act: adds},
-		"alone":                        {of: fields{"max": 2}, before: (*world).removes, late: heardLate + time.Second, act: adds, rule: own},
+		"no bound":              {ofC: two, of: fields{}, act: adds},
+		"no bound but its own":  {of: fields{}, act: adds, rule: own},
+		"its own does not hold": {of: fields{"max": 3}, act: adds},
+		"alone":                 {of: fields{"max": 2}, before: (*world).removes, act: adds, rule: own},
+		"beside one that runs before": {of: fields{"max": 2}, before: func(w *world) { w.removes(); w.runsBefore() },
+			act: adds, rule: own},
+		"the other one is stricter": {ofC: with(maps.Clone(two), fields{asOther: fields{"name": "web", "max": 2}}),
+			of: fields{"max": 3}, act: adds, rule: rule},
+		"the other one is laxer": {ofC: with(maps.Clone(two), fields{asOther: fields{"name": "web", "max": 3}}),
+			of: fields{"max": 2}, act: adds, rule: rule},
+		"the other one has no bound": {ofC: with(maps.Clone(two), fields{asOther: fields{"name": "web"}}),
+			of: fields{"max": 2}, act: adds, rule: rule},
 		"it is replaced, no preparer":  {ofC: two, of: fields{"max": 1}, before: (*world).dies, act: moves(fields{"node": "n1", "lost": true})},
 		"it moves, its preparer lives": {ofC: two, of: fields{"max": 1}, act: moves(fields{"node": "n1"}), rule: rule},
 		"what is found":                {ofC: two, of: fields{"max": 2}, act: func(w *world) { w.rewrites(fields{"adopted_at_generation": 2}) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
+			w := newService(t)
 			w.beside(c.ofC, c.of, c.pod, c.reality)
 			if c.before != nil {
 				c.before(w)
