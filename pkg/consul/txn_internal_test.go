@@ -49,7 +49,8 @@ func TestAKeyThatIsAPrefixIsSentOnce(t *testing.T) {
 		}
 		seen[verb] = true
 	}
-	if apart := (Reading{Keys: both.Keys, Prefixes: []string{"rcs/u/", "rollouts/u/"}}); len(apart.ops()) != len(both.ops())+2 {
+	apart := Reading{Keys: both.Keys, Prefixes: []string{"rcs/u/", "rollouts/u/"}}
+	if len(apart.ops()) != len(both.ops())+2 {
 		t.Errorf("%d operations, and %d where nothing is twice", len(both.ops()), len(apart.ops()))
 	}
 }
