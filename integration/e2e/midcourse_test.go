@@ -105,6 +105,10 @@ func ownerKilled(e *env) {
 	for stage := 1; stage <= 3; stage++ {
 		e.awaitRollout(fmt.Sprintf("is in stage %d", stage), func(r *rollout.Record) bool { return r != nil && r.Stage >= stage })
 		owner := e.ownerOfWeb()
+		if stage == 1 {
+			e.mustSay([]string{"OWNER", " " + owner + " "}, "rollout", "list")
+			e.mustSay([]string{`"owner": "` + owner + `"`}, "rollout", "list", "-o", "json")
+		}
 		farms[owner].kill()
 		if r := e.rollout(); r != nil {
 			killed[r.Stage] = owner
