@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/farm"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/internal/webhook"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -66,11 +67,15 @@ func (s *service) react(in pod.Intent) pod.Reality {
 	defer s.mu.Unlock()
 	r := simnode.Obey(in)
 	runs := in.State == pod.Running
-	if in.RCID == rolledPre {
-		if r.State, r.Available = pod.StateStarting, false; runs {
-			s.onces++
-			s.end(&r)
+	if in.RCID == rolledPre && runs {
+		r.State, r.Available = pod.StateStarting, false
+		s.onces++
+		s.end(&r)
+		if why, sick := s.sick[in.RCID]; sick {
+			r.State, r.Hopeless, r.Message = pod.StateFailed, true, why
 		}
+	}
+	if in.RCID == rolledPre {
 		return r
 	}
 	if delete(s.runs, in.Identity); runs {
@@ -233,16 +238,16 @@ func (s *service) documents(rev int64, rolloutID string, count int) []consul.Op 
 	}
 }
 
-// preDeployer is the controller whose only pod runs once. It runs where no other pod does, if there is such a node.
+// preDeployer is the controller whose only pod runs once, on the node once.
 func (s *service) preDeployer() (rc.RC, store.DeployManifest) {
 	m := rolledManifest(9)
-	m.ID = "web-pre-deploy"
+	m.ID, m.Launchables[0].Restart = "web-pre-deploy", &manifest.Restart{Policy: manifest.RestartNever}
 	d := s.canonical(m)
 	one := 1
 	return rc.RC{
-		ID: rolledPre, Name: "web-r2-pre-deploy", ManifestDigest: d.Digest, ReplicaGroups: []rc.ReplicaGroup{{Role: "main",
-			Count: &one}},
-		Strategy: rc.Static, Generation: 1, ChangedBy: "op",
+		ID: rolledPre, Name: "web-r2-pre-deploy", ManifestDigest: d.Digest, Generation: 1, ChangedBy: "op",
+		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}, NodeSelector: "name=once", Strategy: rc.Static,
+		NodeLoss: rc.NodeLoss{Action: "keep", After: new(field.Duration), UnmanagedAfter: new(field.Duration)},
 	}, d
 }
 
