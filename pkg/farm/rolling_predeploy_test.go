@@ -55,6 +55,9 @@ func TestRollingAPreDeployEndsTheDeployment(t *testing.T) {
 		},
 		"a lost machine": {change: func(*service) {}, lose: true, want: []string{"its node is lost",
 			"it does not run twice"}},
+		"it cannot run": {
+			change: func(s *service) { s.sick[rolledPre] = "no such artifact" }, want: []string{"no such artifact"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

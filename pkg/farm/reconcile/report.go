@@ -297,7 +297,7 @@ func (c report) progress(st *rc.Status) {
 			st.UpdatedAvailable++
 		}
 	}
-	if c.s.RC.Service != nil {
+	if c.s.RC.Service != nil || rc.IsPreDeploy(c.s.RC.ID) { // rollouts are decided from it
 		st.Failing = failing(c.s)
 	}
 }
