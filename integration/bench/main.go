@@ -36,6 +36,7 @@ var benchmarks = []benchmark{
 	{"tight", 5 * time.Minute, tightBench},
 	{"change", 4 * time.Minute, changeBench},
 	{"large", 4 * time.Minute, largeBench},
+	{"unit", 5 * time.Minute, unitBench},
 	{"idle", 3 * time.Minute, idleBench},
 	{"recovery", 2 * time.Minute, recoveryBench},
 	{"rollout", 6 * time.Minute, rolloutBench},
@@ -56,6 +57,9 @@ type options struct {
 	lostNodes, lostRCs              int
 	stormRCs                        int
 	largeRCs, fullNodes, tightRCs   int
+	unitRevisions, unitPods         int
+	unitRCs                         int
+	unitFor                         time.Duration
 	rolloutPods, rollouts           int
 	logs, profiles, json, farm, run string
 }
@@ -81,6 +85,10 @@ func (o *options) flags() {
 	flag.IntVar(&o.rollouts, "rollouts", 50, "rollout: services of 20 replicas that are rolled out at once")
 	flag.IntVar(&o.fullNodes, "full-nodes", 10_000, "full: nodes")
 	flag.IntVar(&o.tightRCs, "tight-rcs", 100, "tight: controllers of 4 replicas of each size")
+	flag.IntVar(&o.unitRevisions, "unit-revisions", 3, "unit: revisions of the large service")
+	flag.IntVar(&o.unitPods, "unit-pods", 5000, "unit: replicas of each of its revisions")
+	flag.IntVar(&o.unitRCs, "unit-rcs", 10_000, "unit: controllers of one replica beside it")
+	flag.DurationVar(&o.unitFor, "unit-for", 20*time.Second, "unit: how long to look while only the large service changes")
 	flag.StringVar(&o.logs, "logs", "", "`DIRECTORY` for the farms' logs; empty: they are dropped")
 	flag.StringVar(&o.profiles, "profiles", "", "`DIRECTORY` for CPU profiles of the parts whose farms run in this program")
 	flag.StringVar(&o.json, "json", "bin/bench.json", "`FILE` for the results, below the repository")
