@@ -31,7 +31,7 @@ type benchmark struct {
 var benchmarks = []benchmark{
 	{"placement", 8 * time.Minute, placementBench},
 	{"failover", 4 * time.Minute, failoverBench},
-	{"failover-large", 5 * time.Minute, failoverLargeBench},
+	{"failover-large", 10 * time.Minute, failoverLargeBench},
 	{"full", 5 * time.Minute, fullBench},
 	{"tight", 5 * time.Minute, tightBench},
 	{"change", 4 * time.Minute, changeBench},
@@ -57,6 +57,7 @@ type options struct {
 	lostNodes, lostRCs              int
 	stormRCs                        int
 	largeRCs, fullNodes, tightRCs   int
+	largeServices                   int
 	unitRevisions, unitPods         int
 	unitRCs                         int
 	unitFor                         time.Duration
@@ -81,6 +82,7 @@ func (o *options) flags() {
 	flag.IntVar(&o.lostRCs, "lost-rcs", 1000, "recovery: controllers of 10 replicas")
 	flag.IntVar(&o.stormRCs, "storm-rcs", 500, "storm: controllers of 10 replicas")
 	flag.IntVar(&o.largeRCs, "large-rcs", 10_000, "failover-large: controllers of 3 replicas")
+	flag.IntVar(&o.largeServices, "large-services", 2000, "failover-large: services whose two revisions are among them")
 	flag.IntVar(&o.rolloutPods, "rollout-pods", 1000, "rollout: replicas of the large service")
 	flag.IntVar(&o.rollouts, "rollouts", 50, "rollout: services of 20 replicas that are rolled out at once")
 	flag.IntVar(&o.fullNodes, "full-nodes", 10_000, "full: nodes")

@@ -9,7 +9,7 @@ import (
 )
 
 // newService makes a unit: a service with a revision for each number of replicas, all of which have pods while no rollout is
-// in charge. A fifth of its pods may be unavailable.
+// in charge. A fifth of its pods may be unavailable, or more where the minimum would be beyond what a record may say.
 func newService(unit, name string, replicas ...int) ([]made, error) {
 	total := 0
 	ids := make([]string, len(replicas))
@@ -23,7 +23,7 @@ func newService(unit, name string, replicas ...int) ([]made, error) {
 		if err != nil {
 			return nil, err
 		}
-		r.Service.Min, r.Service.Max = total-total/5, total
+		r.Service.Min, r.Service.Max = min(total-total/5, rc.MaxReplicas), total
 		for _, other := range ids {
 			if other != r.ID {
 				r.Service.Companions = append(r.Service.Companions, other)
