@@ -1,5 +1,5 @@
 // Command bench measures the farm on a real Consul on loopback and compares it with its goals. `make bench` runs
-// everything, `make bench BENCH=name` one benchmark, `BENCH=name/part` those of its parts whose name contains the text.
+// everything but huge, `make bench BENCH=name` one benchmark, `BENCH=name/part` those of its parts whose name contains the text.
 // What a result is compared with is measured in the same run.
 package main
 
@@ -27,6 +27,9 @@ type benchmark struct {
 	run   func(ctx context.Context, b *bench) error
 }
 
+// onlyNamed takes too long for a run of all.
+const onlyNamed = "huge"
+
 // benchmarks in the order in which they run.
 var benchmarks = []benchmark{
 	{"placement", 8 * time.Minute, placementBench},
@@ -44,6 +47,7 @@ var benchmarks = []benchmark{
 	{"push", 8 * time.Minute, pushBench},
 	{"preparer", 5 * time.Minute, preparerBench},
 	{"election", 8 * time.Minute, electionBench},
+	{"huge", 30 * time.Minute, hugeBench},
 }
 
 // options are the sizes. The defaults are those of the goals.
@@ -61,12 +65,13 @@ type options struct {
 	unitRevisions, unitPods         int
 	unitRCs                         int
 	unitFor                         time.Duration
+	hugeUnitCount, hugeNodeCount    int
 	rolloutPods, rollouts           int
 	logs, profiles, json, farm, run string
 }
 
 func (o *options) flags() {
-	flag.StringVar(&o.run, "run", "", "one benchmark, as `NAME` or NAME/PART; all when empty")
+	flag.StringVar(&o.run, "run", "", "one benchmark, as `NAME` or NAME/PART; all but huge when empty")
 	flag.IntVar(&o.nodes, "nodes", 1000, "simulated nodes")
 	flag.IntVar(&o.manyNodes, "many-nodes", 5000, "placement: nodes of the large cluster")
 	flag.IntVar(&o.onePods, "one-pods", 5000, "placement, large: replicas of the one controller")
@@ -91,6 +96,8 @@ func (o *options) flags() {
 	flag.IntVar(&o.unitPods, "unit-pods", 5000, "unit: replicas of each of its revisions")
 	flag.IntVar(&o.unitRCs, "unit-rcs", 10_000, "unit: controllers of one replica beside it")
 	flag.DurationVar(&o.unitFor, "unit-for", 20*time.Second, "unit: how long to look while only the large service changes")
+	flag.IntVar(&o.hugeUnitCount, "huge-units", 20_000, "huge: controllers and services, of 5 replicas each")
+	flag.IntVar(&o.hugeNodeCount, "huge-nodes", 10_000, "huge: nodes")
 	flag.StringVar(&o.logs, "logs", "", "`DIRECTORY` for the farms' logs; empty: they are dropped")
 	flag.StringVar(&o.profiles, "profiles", "", "`DIRECTORY` for CPU profiles of the parts whose farms run in this program")
 	flag.StringVar(&o.json, "json", "bin/bench.json", "`FILE` for the results, below the repository")
@@ -140,7 +147,7 @@ func run(ctx context.Context) error {
 	var failed error
 	ran := false
 	for _, bm := range benchmarks {
-		if name != "" && name != bm.name {
+		if name != "" && name != bm.name || name == "" && bm.name == onlyNamed {
 			continue
 		}
 		ran = true
