@@ -29,8 +29,8 @@ const (
 	perFleet = 1000
 )
 
-// hugeBench measures one farm that owns a very large cluster, at rest and while single controllers change, and then how another
-// one takes over the half that it owns.
+// hugeBench measures one farm that owns a very large cluster, at rest and while single controllers change, and then
+// how another one takes over the half that it owns.
 func hugeBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
@@ -58,7 +58,8 @@ func hugeBench(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	// Soon after: the standing queries of the nodes end five minutes after the last change, and would count as the farm's.
+	// Soon after: the standing queries of the nodes end five minutes after the last change, and would count as the
+	// farm's.
 	if err := wait.Pause(ctx, atRest); err != nil {
 		return err
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Goals of failover-large, the first in seconds after the kill: the TTL of a farm, 2 s, and as long as the rest may take.
+// Goals of failover-large, the first in seconds after the kill: the TTL of a farm, 2 s, and as long as the rest may
+// take.
 const (
 	largeLimit        = 3.5
 	servicesOverPlain = 1.2 // times the time until all changes are carried out
@@ -26,8 +27,9 @@ const (
 	afterwards = 40 * time.Second
 )
 
-// failoverLargeBench kills one of three farms that share many controllers, each with three pods, and changes some of those of
-// the killed one in the same moment. In the second part some of the controllers are those of services with two revisions.
+// failoverLargeBench kills one of three farms that share many controllers, each with three pods, and changes some of
+// those of the killed one in the same moment. In the second part some of the controllers are those of services with
+// two revisions.
 func failoverLargeBench(ctx context.Context, b *bench) error {
 	var plain *takeover
 	for _, part := range []string{"plain", "services"} {

@@ -41,10 +41,10 @@ func sampleLooks(ctx context.Context, farm *process) (s lookSample, err error) {
 	return s, errors.Join(errs[:]...)
 }
 
-// watchLooks times each look at the one large unit among small ones. It reads the farm's metric more often than that unit
-// is looked at: what the sum has grown by, when one more look took long, is how long that took, and what looks at small units
-// took meanwhile, a few milliseconds. Where no look takes long, as with small sizes, all of them count; several between two
-// readings then count as one.
+// watchLooks times each look at the one large unit among small ones. It reads the farm's metric more often than that
+// unit is looked at: what the sum has grown by, when one more look took long, is how long that took, and what looks at
+// small units took meanwhile, a few milliseconds. Where no look takes long, as with small sizes, all of them count;
+// several between two readings then count as one.
 func (b *bench) watchLooks(ctx context.Context, farm *process) (stop func() (looked, error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	var got looked

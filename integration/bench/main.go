@@ -39,7 +39,7 @@ var benchmarks = []benchmark{
 	{"tight", 5 * time.Minute, tightBench},
 	{"change", 4 * time.Minute, changeBench},
 	{"large", 4 * time.Minute, largeBench},
-	{"unit", 5 * time.Minute, unitBench},
+	{"unit", 8 * time.Minute, unitBench},
 	{"idle", 3 * time.Minute, idleBench},
 	{"recovery", 2 * time.Minute, recoveryBench},
 	{"rollout", 6 * time.Minute, rolloutBench},

@@ -8,8 +8,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// newService makes a unit: a service with a revision for each number of replicas, all of which have pods while no rollout is
-// in charge. A fifth of its pods may be unavailable, or more where the minimum would be beyond what a record may say.
+// newService makes a unit: a service with a revision for each number of replicas, all of which have pods while no
+// rollout is in charge. A fifth of its pods may be unavailable, or more where the minimum would be beyond what a
+// record may say.
 func newService(unit, name string, replicas ...int) ([]made, error) {
 	total := 0
 	ids := make([]string, len(replicas))

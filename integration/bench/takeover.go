@@ -30,12 +30,13 @@ type takeover struct {
 	lastLock time.Duration
 	// firstChange and lastChange are when the placements of the changed controllers could be read.
 	firstChange, lastChange time.Duration
-	// owned is when a list of all locks has shown that each unit has another owner. It is not read before the last change.
+	// owned is when a list of all locks has shown that each unit has another owner. It is not read before the last
+	// change.
 	owned time.Duration
 }
 
-// killFirst kills the first of some farms, changes some of its controllers in the same moment, and returns when others own all
-// of its units.
+// killFirst kills the first of some farms, changes some of its controllers in the same moment, and returns when others
+// own all of its units.
 func (w *world) killFirst(ctx context.Context, rcs []rc.RC, farms []*process) (*takeover, error) {
 	before, err := w.owners(ctx)
 	if err != nil {
@@ -148,7 +149,8 @@ func (t *takeover) report(to *report, prefix string) {
 		what string
 		took time.Duration
 	}{
-		{"session-ended", t.session}, {"first-lock-taken", t.firstLock}, {"all-locks-taken", t.lastLock}, {"first-change", t.firstChange},
+		{"session-ended", t.session}, {"first-lock-taken", t.firstLock}, {"all-locks-taken", t.lastLock},
+		{"first-change", t.firstChange},
 	} {
 		if step.took > 0 { // it was seen
 			to.add(prefix+step.what, step.took.Seconds(), "s", goal{})
@@ -174,7 +176,8 @@ func (w *world) ownedBy(ctx context.Context, id, farm string) bool {
 	return err == nil && st.Value.Owner == farm
 }
 
-// allOwned waits until none of the locks is the victim's or nobody's. It lists all of them, which is work, and so not often.
+// allOwned waits until none of the locks is the victim's or nobody's. It lists all of them, which is work, and so not
+// often.
 func (w *world) allOwned(ctx context.Context, t *takeover, before map[string]string, victim string) error {
 	const rare = 100 * time.Millisecond
 	return every(ctx, rare, func() error {

@@ -18,14 +18,15 @@ const (
 	unitRSS    = 150
 )
 
-// unitBench measures the looks at one large service, of whose pods a tenth are crash-looping and report that all the time,
-// and what it costs the others of its farm: changes among many small controllers, as in change.
+// unitBench measures the looks at one large service, of whose pods a tenth are crash-looping and report that all the
+// time, and what it costs the others of its farm: changes among many small controllers, as in change.
 func unitBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
 	unit := store.NewID()
 	dev, w, err := b.startWorld(ctx, &sc, manyClients, simnode.Fleet{
-		Name: "n", Size: b.nodes, Groups: changeGroups, StartTime: 50 * time.Millisecond, LoopEvery: loopEvery, CrashLooping: true,
+		Name: "n", Size: b.nodes, Groups: changeGroups, StartTime: 50 * time.Millisecond,
+		LoopEvery: loopEvery, CrashLooping: true,
 		Loops: func(id pod.Identity) bool { return rc.UnitOf(id.RCID) == unit && id.Index%loopingShare == 0 },
 	})
 	if err != nil {
@@ -85,8 +86,8 @@ func (b *bench) lookAtUnit(ctx context.Context, w *world, farm *process, small [
 	return nil
 }
 
-// startLooping makes a service of several revisions with so many pods each, and returns when those of its pods that are to
-// be crash-looping are, and the others available.
+// startLooping makes a service of several revisions with so many pods each, and returns when those of its pods that
+// are to be crash-looping are, and the others available.
 func (w *world) startLooping(ctx context.Context, unit string, revisions, pods int) error {
 	replicas := make([]int, revisions)
 	for i := range replicas {
@@ -108,7 +109,8 @@ func (w *world) startLooping(ctx context.Context, unit string, revisions, pods i
 				return err
 			}
 			if st.Value.Placed != pods || st.Value.Available != healthy || !st.Value.Is(rc.CrashLooping) {
-				return fmt.Errorf("%s: %d pods placed, %d available, not %d", r.Name, st.Value.Placed, st.Value.Available, healthy)
+				placed, available := st.Value.Placed, st.Value.Available
+				return fmt.Errorf("%s: %d pods placed, %d available, not %d", r.Name, placed, available, healthy)
 			}
 		}
 		return nil
