@@ -79,6 +79,8 @@ func (b *bench) lookAtUnit(ctx context.Context, w *world, farm *process, small [
 	b.report.add("unit/look-worst", percentile(alone.ms, 100), "ms", below(unitLookMS))
 	b.report.add("unit/looks", float64(len(alone.ms))/alone.lasted.Seconds(), "1/s", goal{})
 	b.report.add("unit/farm-cpu", 100*alone.cpu.Seconds()/alone.lasted.Seconds(), "% of a core", goal{})
+	// Unlike the time of a look, this depends little on what else the machine does.
+	b.report.add("unit/farm-cpu-per-look", 1000*alone.cpu.Seconds()/float64(len(alone.ms)), "ms", goal{})
 	b.report.add("unit/look-worst-beside-changes", percentile(beside.ms, 100), "ms", goal{})
 	b.report.add("unit/change-p50", median(took), "ms", goal{})
 	b.report.add("unit/change-p99", percentile(took, 99), "ms", below(slowestMS))
