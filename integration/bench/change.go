@@ -71,11 +71,16 @@ func (b *bench) changesAmong(ctx context.Context, n int) (ms []float64, err erro
 	if err := w.converged(ctx, n); err != nil {
 		return nil, err
 	}
+	return b.changesOf(ctx, w, rcs)
+}
+
+// changesOf changes some of the controllers, one after the other, and returns how long each change took.
+func (b *bench) changesOf(ctx context.Context, w *world, rcs []rc.RC) (ms []float64, err error) {
 	// The first changes only warm up caches and connections.
 	const warm = 5
 	step := max(1, len(rcs)/(b.changes+warm))
 	for i := range b.changes + warm {
-		took, err := w.change(ctx, rcs[i*step%len(rcs)].ID)
+		took, err := w.change(ctx, &rcs[i*step%len(rcs)])
 		if err != nil {
 			return nil, err
 		}
@@ -89,12 +94,13 @@ func (b *bench) changesAmong(ctx context.Context, n int) (ms []float64, err erro
 // betweenChanges lets what a change entails come to rest: reports, statuses, and the pauses of the watches.
 const betweenChanges = 150 * time.Millisecond
 
-// change adds a replica to a controller of one, returns how long that takes from the operator's write being sent until the
+// change adds a replica to a controller, returns how long that takes from the operator's write being sent until the
 // intent can be read, and takes the replica away again. The placement that this waits for is written in the same transaction
 // as the intent.
-func (w *world) change(ctx context.Context, id string) (time.Duration, error) {
+func (w *world) change(ctx context.Context, r *rc.RC) (time.Duration, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, errors.New("the change had no effect"))
 	defer cancel()
+	id, n := r.ID, r.Desired()
 	counts := make(chan int, 1000) // of placements, as they change
 	watching, stop := context.WithCancel(ctx)
 	stopped := make(chan struct{})
@@ -118,24 +124,24 @@ func (w *world) change(ctx context.Context, id string) (time.Duration, error) {
 			}
 		}
 	}
-	if err := until(1); err != nil {
+	if err := until(n); err != nil {
 		return 0, err
 	}
 	if err := wait.Pause(ctx, betweenChanges); err != nil { // the watch waits on Consul after this
 		return 0, err
 	}
 	sent := time.Now()
-	if err := w.scale(ctx, id, 2); err != nil {
+	if err := w.scale(ctx, id, n+1); err != nil {
 		return 0, err
 	}
-	if err := until(2); err != nil {
+	if err := until(n + 1); err != nil {
 		return 0, err
 	}
 	took := time.Since(sent)
-	if err := w.scale(ctx, id, 1); err != nil {
+	if err := w.scale(ctx, id, n); err != nil {
 		return 0, err
 	}
-	return took, until(1)
+	return took, until(n)
 }
 
 // scale is the operator's write.

@@ -27,28 +27,47 @@ const (
 	syncedLine = "every living node has reported"
 )
 
+// claimedLine is what a farm logs of each unit whose lock it has taken.
+const claimedLine = "claimed a controller"
+
 // lines passes a log on and tells when a line with a text was written.
 type lines struct {
-	to   io.Writer
-	mu   sync.Mutex
-	want map[string]chan struct{} // closed when seen
+	to      io.Writer
+	mu      sync.Mutex
+	want    map[string]chan struct{} // closed when seen
+	begun   []byte                   // of a line, whose end is to come
+	claimed time.Time                // when the last line came that says that a unit was claimed
 }
 
 func newLines(to io.Writer) *lines {
 	return &lines{to: to, want: map[string]chan struct{}{readyLine: make(chan struct{}), syncedLine: make(chan struct{})}}
 }
 
-// Write implements io.Writer. Loggers write whole lines.
+// Write implements io.Writer. What comes from a process may end within a line.
 func (l *lines) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.begun = append(l.begun, p...)
+	end := bytes.LastIndexByte(l.begun, '\n') + 1
+	whole := l.begun[:end]
 	for text, seen := range l.want {
-		if bytes.Contains(p, []byte(text)) {
+		if bytes.Contains(whole, []byte(text)) {
 			close(seen)
 			delete(l.want, text)
 		}
 	}
+	if bytes.Contains(whole, []byte(claimedLine)) {
+		l.claimed = time.Now()
+	}
+	l.begun = append([]byte(nil), l.begun[end:]...)
 	return l.to.Write(p)
+}
+
+// lastClaim returns when the farm logged last that it has claimed a unit.
+func (l *lines) lastClaim() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.claimed
 }
 
 // seen waits for a line.

@@ -56,7 +56,14 @@ func idleBench(ctx context.Context, b *bench) error {
 	if err := wait.Pause(ctx, atRest); err != nil {
 		return err
 	}
-	return b.lookAtIdle(ctx, dev.addr, farm, link, before)
+	bytesFrom, began := link.in.Load()+link.out.Load(), time.Now()
+	goals := restGoals{requests: below(idleRequests), cpu: below(idleCPU), rss: atMost(idleRSS)}
+	if err := b.lookAtRest(ctx, "idle/", dev.addr, farm, before, goals); err != nil {
+		return err
+	}
+	bytes := float64(link.in.Load() + link.out.Load() - bytesFrom)
+	b.report.add("idle/bytes", bytes/time.Since(began).Seconds(), "bytes/s", goal{})
+	return nil
 }
 
 // rate is requests per second.
@@ -82,13 +89,18 @@ func (b *bench) watchRequests(ctx context.Context, addr string, d time.Duration)
 	return rate{(to.liveness - from.liveness) / s, (to.others - from.others) / s}, err
 }
 
-func (b *bench) lookAtIdle(ctx context.Context, addr string, farm *process, link *proxy, before rate) error {
+// restGoals are those of a farm while nothing changes.
+type restGoals struct{ requests, cpu, rss goal }
+
+// lookAtRest reports what a farm costs while nothing changes. before is what others ask for.
+func (b *bench) lookAtRest(
+	ctx context.Context, prefix, addr string, farm *process, before rate, goals restGoals,
+) error {
 	pid := farm.cmd.Process.Pid
 	cpuFrom, err := cpu(pid)
 	if err != nil {
 		return err
 	}
-	bytesFrom := link.in.Load() + link.out.Load()
 	got, err := b.watchRequests(ctx, addr, b.idleFor)
 	if err != nil {
 		return err
@@ -102,10 +114,9 @@ func (b *bench) lookAtIdle(ctx context.Context, addr string, farm *process, link
 		return err
 	}
 	seconds := b.idleFor.Seconds()
-	b.report.add("idle/requests", max(0, got.others-before.others), "requests/s", below(idleRequests))
-	b.report.add("idle/liveness-requests", max(0, got.liveness-before.liveness), "requests/s", goal{})
-	b.report.add("idle/bytes", float64(link.in.Load()+link.out.Load()-bytesFrom)/seconds, "bytes/s", goal{})
-	b.report.add("idle/cpu", 100*(cpuTo-cpuFrom).Seconds()/seconds, "% of a core", below(idleCPU))
-	b.report.add("idle/rss", float64(memory)/mega, "MiB", atMost(idleRSS))
+	b.report.add(prefix+"requests", max(0, got.others-before.others), "requests/s", goals.requests)
+	b.report.add(prefix+"liveness-requests", max(0, got.liveness-before.liveness), "requests/s", goal{})
+	b.report.add(prefix+"cpu", 100*(cpuTo-cpuFrom).Seconds()/seconds, "% of a core", goals.cpu)
+	b.report.add(prefix+"rss", float64(memory)/mega, "MiB", goals.rss)
 	return nil
 }

@@ -1,5 +1,5 @@
 // Command bench measures the farm on a real Consul on loopback and compares it with its goals. `make bench` runs
-// everything, `make bench BENCH=name` one benchmark, `BENCH=name/part` those of its parts whose name contains the text.
+// everything but huge, `make bench BENCH=name` one benchmark, `BENCH=name/part` those of its parts whose name contains the text.
 // What a result is compared with is measured in the same run.
 package main
 
@@ -27,15 +27,19 @@ type benchmark struct {
 	run   func(ctx context.Context, b *bench) error
 }
 
+// onlyNamed takes too long for a run of all.
+const onlyNamed = "huge"
+
 // benchmarks in the order in which they run.
 var benchmarks = []benchmark{
 	{"placement", 8 * time.Minute, placementBench},
 	{"failover", 4 * time.Minute, failoverBench},
-	{"failover-large", 5 * time.Minute, failoverLargeBench},
+	{"failover-large", 10 * time.Minute, failoverLargeBench},
 	{"full", 5 * time.Minute, fullBench},
 	{"tight", 5 * time.Minute, tightBench},
 	{"change", 4 * time.Minute, changeBench},
 	{"large", 4 * time.Minute, largeBench},
+	{"unit", 8 * time.Minute, unitBench},
 	{"idle", 3 * time.Minute, idleBench},
 	{"recovery", 2 * time.Minute, recoveryBench},
 	{"rollout", 6 * time.Minute, rolloutBench},
@@ -43,6 +47,7 @@ var benchmarks = []benchmark{
 	{"push", 8 * time.Minute, pushBench},
 	{"preparer", 5 * time.Minute, preparerBench},
 	{"election", 8 * time.Minute, electionBench},
+	{"huge", 30 * time.Minute, hugeBench},
 }
 
 // options are the sizes. The defaults are those of the goals.
@@ -56,12 +61,17 @@ type options struct {
 	lostNodes, lostRCs              int
 	stormRCs                        int
 	largeRCs, fullNodes, tightRCs   int
+	largeServices                   int
+	unitRevisions, unitPods         int
+	unitRCs                         int
+	unitFor                         time.Duration
+	hugeUnitCount, hugeNodeCount    int
 	rolloutPods, rollouts           int
 	logs, profiles, json, farm, run string
 }
 
 func (o *options) flags() {
-	flag.StringVar(&o.run, "run", "", "one benchmark, as `NAME` or NAME/PART; all when empty")
+	flag.StringVar(&o.run, "run", "", "one benchmark, as `NAME` or NAME/PART; all but huge when empty")
 	flag.IntVar(&o.nodes, "nodes", 1000, "simulated nodes")
 	flag.IntVar(&o.manyNodes, "many-nodes", 5000, "placement: nodes of the large cluster")
 	flag.IntVar(&o.onePods, "one-pods", 5000, "placement, large: replicas of the one controller")
@@ -77,10 +87,17 @@ func (o *options) flags() {
 	flag.IntVar(&o.lostRCs, "lost-rcs", 1000, "recovery: controllers of 10 replicas")
 	flag.IntVar(&o.stormRCs, "storm-rcs", 500, "storm: controllers of 10 replicas")
 	flag.IntVar(&o.largeRCs, "large-rcs", 10_000, "failover-large: controllers of 3 replicas")
+	flag.IntVar(&o.largeServices, "large-services", 2000, "failover-large: services whose two revisions are among them")
 	flag.IntVar(&o.rolloutPods, "rollout-pods", 1000, "rollout: replicas of the large service")
 	flag.IntVar(&o.rollouts, "rollouts", 50, "rollout: services of 20 replicas that are rolled out at once")
 	flag.IntVar(&o.fullNodes, "full-nodes", 10_000, "full: nodes")
 	flag.IntVar(&o.tightRCs, "tight-rcs", 100, "tight: controllers of 4 replicas of each size")
+	flag.IntVar(&o.unitRevisions, "unit-revisions", 3, "unit: revisions of the large service")
+	flag.IntVar(&o.unitPods, "unit-pods", 5000, "unit: replicas of each of its revisions")
+	flag.IntVar(&o.unitRCs, "unit-rcs", 10_000, "unit: controllers of one replica beside it")
+	flag.DurationVar(&o.unitFor, "unit-for", 20*time.Second, "unit: how long to look while only the large service changes")
+	flag.IntVar(&o.hugeUnitCount, "huge-units", 20_000, "huge: controllers and services, of 5 replicas each")
+	flag.IntVar(&o.hugeNodeCount, "huge-nodes", 10_000, "huge: nodes")
 	flag.StringVar(&o.logs, "logs", "", "`DIRECTORY` for the farms' logs; empty: they are dropped")
 	flag.StringVar(&o.profiles, "profiles", "", "`DIRECTORY` for CPU profiles of the parts whose farms run in this program")
 	flag.StringVar(&o.json, "json", "bin/bench.json", "`FILE` for the results, below the repository")
@@ -130,7 +147,7 @@ func run(ctx context.Context) error {
 	var failed error
 	ran := false
 	for _, bm := range benchmarks {
-		if name != "" && name != bm.name {
+		if name != "" && name != bm.name || name == "" && bm.name == onlyNamed {
 			continue
 		}
 		ran = true

@@ -52,14 +52,14 @@ func didSoFar(ctx context.Context, farm *process) (map[string]float64, error) {
 	return did, nil
 }
 
-// sumOf adds up a metric of a page for Prometheus, whatever its labels.
+// sumOf adds up a metric of a page for Prometheus, whatever its labels, if it has any.
 func sumOf(page, metric string) (sum float64, err error) {
 	for line := range strings.Lines(page) {
-		labels, ok := strings.CutPrefix(strings.TrimSpace(line), metric+"{")
-		if !ok {
+		rest, ok := strings.CutPrefix(strings.TrimSpace(line), metric)
+		if !ok || !strings.HasPrefix(rest, "{") && !strings.HasPrefix(rest, " ") {
 			continue
 		}
-		_, value, _ := strings.Cut(labels, "} ")
+		value := rest[strings.LastIndexByte(rest, ' ')+1:]
 		n, err := strconv.ParseFloat(value, 64)
 		if err != nil {
 			return 0, fmt.Errorf("metric %s: %w", metric, err)

@@ -169,18 +169,35 @@ func (w *world) create(ctx context.Context, name string, n, replicas int, change
 }
 
 // createSized is create for pods that take some thousandths of a core each.
-func (w *world) createSized(ctx context.Context, name string, n, replicas int, cpu int64, change func(*rc.RC)) ([]rc.RC, error) {
-	rcs := make([]rc.RC, n)
-	const perRC = 5
-	var txns [][]consul.Op
-	var ops []consul.Op
+func (w *world) createSized(
+	ctx context.Context, name string, n, replicas int, cpu int64, change func(*rc.RC),
+) ([]rc.RC, error) {
+	all := make([]made, n)
 	for i := range n {
 		r, canonical, err := controller(fmt.Sprintf("%s-%05d", name, i), replicas, cpu, change)
 		if err != nil {
 			return nil, err
 		}
-		rcs[i] = r
-		more, err := w.creation(r, canonical)
+		all[i] = made{r, canonical}
+	}
+	return w.createAll(ctx, all)
+}
+
+// made is a new controller with its manifest.
+type made struct {
+	rc        rc.RC
+	canonical []byte
+}
+
+// createAll writes new controllers, many at once.
+func (w *world) createAll(ctx context.Context, all []made) ([]rc.RC, error) {
+	rcs := make([]rc.RC, len(all))
+	const perRC = 5
+	var txns [][]consul.Op
+	var ops []consul.Op
+	for i := range all {
+		rcs[i] = all[i].rc
+		more, err := w.creation(all[i].rc, all[i].canonical)
 		if err != nil {
 			return nil, err
 		}
@@ -244,10 +261,11 @@ func sparingly(ctx context.Context, began time.Time, condition func() error) err
 	}
 }
 
-// converged waits until every controller says that it has what is desired of it.
+// converged waits until every controller says that it has what is desired of it. It lists all statuses, and so the more
+// rarely the more there are.
 func (w *world) converged(ctx context.Context, n int) error {
-	const pace = 500 * time.Millisecond
-	return every(ctx, pace, func() error {
+	const pace, perRC = 500 * time.Millisecond, 100 * time.Microsecond
+	return every(ctx, max(pace, time.Duration(n)*perRC), func() error {
 		recs, _, err := w.store.Statuses.List(ctx, store.Default)
 		if err != nil {
 			return err

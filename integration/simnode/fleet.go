@@ -43,6 +43,9 @@ type Fleet struct {
 	// nil: none.
 	Loops     func(pod.Identity) bool
 	LoopEvery time.Duration
+	// CrashLooping: these pods do not come up again. Once available, each is crash-looping, and reports one restart more every
+	// LoopEvery; the nodes of a group report together, one group after the other.
+	CrashLooping bool
 	// Prepare may change a node's record before it is written; nil changes nothing.
 	Prepare func(i int, record *node.Node)
 	// Told has farms tell each node of its intents, in place of standing queries; Groups is Size then. nil: they watch.
@@ -176,7 +179,11 @@ func (t *fleetSession) serve(ctx context.Context, epoch string) error {
 			})
 		})
 		if t.Loops != nil {
-			group.Go(func() error { return nodes.loop(ctx) })
+			first := t.LoopEvery
+			if t.CrashLooping {
+				first = t.LoopEvery * time.Duration(g) / time.Duration(t.groups())
+			}
+			group.Go(func() error { return nodes.loop(ctx, first) })
 		}
 	}
 	return group.Wait()
@@ -243,10 +250,10 @@ func (g *fleetGroup) accept(ctx context.Context, pairs []consul.Pair, informed f
 	return g.report(ctx, news, gone)
 }
 
-// loop moves the pods that crash again and again on, until ctx ends.
-func (g *fleetGroup) loop(ctx context.Context) error {
-	for {
-		if err := wait.Pause(ctx, g.LoopEvery); err != nil {
+// loop moves the pods that crash again and again on, for the first time after a while, until ctx ends.
+func (g *fleetGroup) loop(ctx context.Context, first time.Duration) error {
+	for next := first; ; next = g.LoopEvery {
+		if err := wait.Pause(ctx, next); err != nil {
 			return err
 		}
 		if err := g.crash(ctx); err != nil {
@@ -263,12 +270,15 @@ func (g *fleetGroup) crash(ctx context.Context) error {
 		if !g.Loops(r.Identity) {
 			continue
 		}
-		switch r.Available = false; r.State {
-		case pod.StateReady:
+		switch r.Available = false; {
+		case g.CrashLooping && (r.State == pod.StateReady || r.State == pod.StateCrashLooping):
+			r.State, r.Hopeless, r.Restarts = pod.StateCrashLooping, true, max(pod.CrashLoop, r.Restarts+1)
+			r.LastExit = &pod.Exit{Launchable: "main", Code: 1, At: time.Now().UTC()}
+		case r.State == pod.StateReady:
 			r.State, r.Restarts = pod.StateFailed, r.Restarts+1
-		case pod.StateFailed:
+		case r.State == pod.StateFailed:
 			r.State = pod.StateStarting
-		case pod.StateStarting:
+		case r.State == pod.StateStarting:
 			r.State, r.Available = pod.StateReady, true
 		default:
 			continue

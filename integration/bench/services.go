@@ -1,0 +1,53 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// newService makes a unit: a service with a revision for each number of replicas, all of which have pods while no
+// rollout is in charge. A fifth of its pods may be unavailable, or more where the minimum would be beyond what a
+// record may say.
+func newService(unit, name string, replicas ...int) ([]made, error) {
+	total := 0
+	ids := make([]string, len(replicas))
+	for i, n := range replicas {
+		total += n
+		ids[i] = rc.RevisionID(unit, int64(i+1))
+	}
+	all := make([]made, len(replicas))
+	for i, n := range replicas {
+		r, canonical, err := revision(unit, name, int64(i+1), n)
+		if err != nil {
+			return nil, err
+		}
+		r.Service.Min, r.Service.Max = min(total-total/5, rc.MaxReplicas), total
+		for _, other := range ids {
+			if other != r.ID {
+				r.Service.Companions = append(r.Service.Companions, other)
+			}
+		}
+		all[i] = made{r, canonical}
+	}
+	return all, nil
+}
+
+// newServices makes so many of them.
+func newServices(name string, n int, replicas ...int) (all []made, err error) {
+	for i := range n {
+		revisions, err := newService(store.NewID(), fmt.Sprintf("%s-%05d", name, i), replicas...)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, revisions...)
+	}
+	return all, nil
+}
+
+// unitsOf returns the units of some controllers, each once.
+func unitsOf(rcs []rc.RC) []string {
+	return rc.UnitsOf(field.Each(rcs, func(r rc.RC) string { return r.ID }))
+}
