@@ -13,10 +13,8 @@ import (
 // record may say.
 func newService(unit, name string, replicas ...int) ([]made, error) {
 	total := 0
-	ids := make([]string, len(replicas))
-	for i, n := range replicas {
+	for _, n := range replicas {
 		total += n
-		ids[i] = rc.RevisionID(unit, int64(i+1))
 	}
 	all := make([]made, len(replicas))
 	for i, n := range replicas {
@@ -25,11 +23,6 @@ func newService(unit, name string, replicas ...int) ([]made, error) {
 			return nil, err
 		}
 		r.Service.Min, r.Service.Max = min(total-total/5, rc.MaxReplicas), total
-		for _, other := range ids {
-			if other != r.ID {
-				r.Service.Companions = append(r.Service.Companions, other)
-			}
-		}
 		all[i] = made{r, canonical}
 	}
 	return all, nil
