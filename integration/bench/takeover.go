@@ -149,7 +149,9 @@ func (t *takeover) report(to *report, prefix string) {
 		what string
 		took time.Duration
 	}{
-		{"session-ended", t.session}, {"first-lock-taken", t.firstLock}, {"all-locks-taken", t.lastLock},
+		{"session-ended", t.session},
+		{"first-lock-taken", t.firstLock},
+		{"all-locks-taken", t.lastLock},
 		{"first-change", t.firstChange},
 	} {
 		if step.took > 0 { // it was seen

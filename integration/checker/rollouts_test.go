@@ -99,8 +99,10 @@ func TestWritesOfRollouts(t *testing.T) {
 		rules []string // the only ones of these
 	}{
 		"a step": {func(w *rolling) { w.step(w.writes(atStage("r1", 2)), w.changes(rolledTwo), says("f1")) }, nil},
-		"a step of another": {func(w *rolling) { w.step(w.writes(atStage("r1", 2)), says("f2")) },
-			[]string{"P1 " + ruleStepOwner}},
+		"a step of another": {
+			func(w *rolling) { w.step(w.writes(atStage("r1", 2)), says("f2")) },
+			[]string{"P1 " + ruleStepOwner},
+		},
 		"a step without a fence": {func(w *rolling) {
 			w.txn(append(w.versions(), w.writes(atStage("r1", 2)))...)
 		}, []string{unfenced}},
@@ -160,8 +162,10 @@ func TestWritesOfRollouts(t *testing.T) {
 		}, []string{unfenced}},
 		"a request":                      {func(w *rolling) { w.txn(w.writes(asks(1))) }, nil},
 		"a request after the owner died": {func(w *rolling) { w.dies(); w.txn(w.writes(asks(1))) }, nil},
-		"a request, and more": {func(w *rolling) { w.txn(append(w.versions(), w.writes(asks(2)))...) },
-			[]string{unfenced}},
+		"a request, and more": {
+			func(w *rolling) { w.txn(append(w.versions(), w.writes(asks(2)))...) },
+			[]string{unfenced},
+		},
 		"a request of no version": {func(w *rolling) {
 			w.txn(append(w.versions(), kv("set", rolloutKey, asks(1)))...)
 		}, []string{unfenced}},
@@ -192,8 +196,10 @@ func TestWritesOfRollouts(t *testing.T) {
 			w.step(kv("check-index", rolloutKey, nil).at(w.rollout),
 				kv("set", troubleKey, 1))
 		}, nil},
-		"trouble by nobody": {func(w *rolling) { w.txn(append(w.versions(), kv("set", troubleKey, 1))...) },
-			[]string{unfenced}},
+		"trouble by nobody": {
+			func(w *rolling) { w.txn(append(w.versions(), kv("set", troubleKey, 1))...) },
+			[]string{unfenced},
+		},
 		"trouble with a request": {func(w *rolling) {
 			w.txn(append(w.versions(), w.writes(asks(1)),
 				kv("set", troubleKey, 1))...)
@@ -214,8 +220,10 @@ func TestWritesOfRollouts(t *testing.T) {
 		"a controller of another deployment": {func(w *rolling) {
 			w.txn(w.changes(rolledOne), kv("cas", "deployments/api/spec", fields{"id": another}))
 		}, []string{past}},
-		"a controller and a request": {func(w *rolling) { w.txn(w.writes(asks(1)), w.changes(rolledOne)) },
-			[]string{past}},
+		"a controller and a request": {
+			func(w *rolling) { w.txn(w.writes(asks(1)), w.changes(rolledOne)) },
+			[]string{past},
+		},
 		"a controller that goes":     {func(w *rolling) { w.owner(kv("delete", rolledOne, nil)) }, []string{past}},
 		"a controller that it lacks": {func(w *rolling) { w.txn(w.changes(rolledSecond)) }, nil},
 		"a controller after it": {func(w *rolling) {

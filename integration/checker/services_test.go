@@ -12,8 +12,10 @@ import (
 // second.
 func newService(t *testing.T) *world {
 	t.Helper()
-	return newWorldOf(t, map[string]string{"c": rc.RevisionID(unit, 1), "d": rc.RevisionID(unit, 2),
-		"p": rc.PreDeployID(unit, 2)})
+	return newWorldOf(t, map[string]string{
+		"c": rc.RevisionID(unit, 1), "d": rc.RevisionID(unit, 2),
+		"p": rc.PreDeployID(unit, 2),
+	})
 }
 
 // beside makes c and d revisions of one service. Unless the case says otherwise, a rollout is in charge of c, and the
@@ -35,8 +37,10 @@ func (w *world) beside(ofC fields, of, pod, reality fields) {
 	r["rc_id"] = "d"
 	update(r, reality)
 	w.txn(kv("set", "reality/n2/d/main.0", r))
-	more, rollout := fields{"service": service}, any(fields{"id": "r1", "service": "web",
-		"revisions": []fields{{"rc": "c"}}})
+	more, rollout := fields{"service": service}, any(fields{
+		"id": "r1", "service": "web",
+		"revisions": []fields{{"rc": "c"}},
+	})
 	update(more, ofC)
 	if other, given := more[asRollout]; given {
 		rollout = other
@@ -103,8 +107,10 @@ func TestMinimumOfAService(t *testing.T) {
 	released := fields{asRollout: nil}
 	ofOther := fields{asRollout: fields{"id": "r1", "service": "web", "revisions": []fields{{"rc": "d"}}}}
 	before := fields{asRollout: fields{"id": "r1", "service": "web", "pre_deploy": fields{"rc": "c"}}}
-	strict := with(controllerOf(1, 1), fields{"id": "d", "deleted_at": "2026-01-01T00:00:00Z",
-		"service": fields{"name": "web", "min": 2}})
+	strict := with(controllerOf(1, 1), fields{
+		"id": "d", "deleted_at": "2026-01-01T00:00:00Z",
+		"service": fields{"name": "web", "min": 2},
+	})
 	deleted := with(controllerOf(1, 1), fields{"id": "d", "deleted_at": "2026-01-01T00:00:00Z"})
 	for name, c := range map[string]struct {
 		ofC, of, pod, reality fields
@@ -134,21 +140,35 @@ func TestMinimumOfAService(t *testing.T) {
 		"none is asked for":                 {ofC: released, of: fields{"min": 2}, reality: fields{"available": false}, before: func(w *world) { w.rewritesOther(deleted) }, act: stops},
 		"both go at once":                   {of: fields{"min": 1}, act: stopsBoth, rule: rule},
 		"both go at once, none is needed":   {of: fields{}, act: stopsBoth},
-		"what is asked for is spoilt": {ofC: released, of: fields{"min": 2},
-			before: func(w *world) { w.rewritesOther(HostileMark) }, act: stops, rule: rule},
+		"what is asked for is spoilt": {
+			ofC: released, of: fields{"min": 2},
+			before: func(w *world) { w.rewritesOther(HostileMark) }, act: stops, rule: rule,
+		},
 		"nobody knows what is asked for": {ofC: released, of: fields{"min": 2}, before: func(w *world) { w.rewritesOther("x") }, act: stops, rule: rule},
-		"alone": {ofC: one, of: fields{"min": 0}, before: (*world).removes, act: upgrades,
-			rule: own},
-		"beside one that runs before": {ofC: one, of: fields{"min": 0},
-			before: func(w *world) { w.removes(); w.runsBefore() }, act: upgrades, rule: own},
-		"the other one is stricter": {ofC: fields{asOther: fields{"name": "web", "min": 2}}, of: fields{"min": 1},
-			act: stops, rule: rule},
-		"the other one is laxer": {ofC: fields{asOther: fields{"name": "web", "min": 1}}, of: fields{"min": 2},
-			act: stops, rule: rule},
-		"the stricter one is deleted": {of: fields{"min": 1}, before: func(w *world) { w.rewritesOther(strict) },
-			act: stops},
-		"the other one cannot be read": {of: fields{"min": 1}, before: func(w *world) { w.rewritesOther("x") },
-			act: stops},
+		"alone": {
+			ofC: one, of: fields{"min": 0}, before: (*world).removes, act: upgrades,
+			rule: own,
+		},
+		"beside one that runs before": {
+			ofC: one, of: fields{"min": 0},
+			before: func(w *world) { w.removes(); w.runsBefore() }, act: upgrades, rule: own,
+		},
+		"the other one is stricter": {
+			ofC: fields{asOther: fields{"name": "web", "min": 2}}, of: fields{"min": 1},
+			act: stops, rule: rule,
+		},
+		"the other one is laxer": {
+			ofC: fields{asOther: fields{"name": "web", "min": 1}}, of: fields{"min": 2},
+			act: stops, rule: rule,
+		},
+		"the stricter one is deleted": {
+			of: fields{"min": 1}, before: func(w *world) { w.rewritesOther(strict) },
+			act: stops,
+		},
+		"the other one cannot be read": {
+			of: fields{"min": 1}, before: func(w *world) { w.rewritesOther("x") },
+			act: stops,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -201,23 +221,35 @@ func TestBoundOfAService(t *testing.T) {
 		"one of them is lost":              {ofC: two, of: fields{"max": 2}, before: (*world).loses, act: adds},
 		"it was lost a moment ago":         {ofC: two, of: fields{"max": 2}, before: lostOnce, late: heardLate - time.Second, act: adds},
 		"it was lost once":                 {ofC: two, of: fields{"max": 2}, before: lostOnce, late: heardLate + time.Second, act: adds, rule: rule},
-		"three are asked for": {ofC: with(maps.Clone(two), fields{asRollout: nil, "max_surge": 0}),
-			of: fields{"max": 2}, act: adds},
+		"three are asked for": {
+			ofC: with(maps.Clone(two), fields{asRollout: nil, "max_surge": 0}),
+			of:  fields{"max": 2}, act: adds,
+		},
 		"two are asked for, and one more": {ofC: fields{asRollout: nil, "max_surge": 2}, of: fields{"max": 2}, act: adds},
-		"two are asked for": {ofC: fields{asRollout: nil, "max_surge": 1}, of: fields{"max": 2}, act: adds,
-			rule: rule},
+		"two are asked for": {
+			ofC: fields{asRollout: nil, "max_surge": 1}, of: fields{"max": 2}, act: adds,
+			rule: rule,
+		},
 		"no bound":              {ofC: two, of: fields{}, act: adds},
 		"no bound but its own":  {of: fields{}, act: adds, rule: own},
 		"its own does not hold": {of: fields{"max": 3}, act: adds},
 		"alone":                 {of: fields{"max": 2}, before: (*world).removes, act: adds, rule: own},
-		"beside one that runs before": {of: fields{"max": 2}, before: func(w *world) { w.removes(); w.runsBefore() },
-			act: adds, rule: own},
-		"the other one is stricter": {ofC: with(maps.Clone(two), fields{asOther: fields{"name": "web", "max": 2}}),
-			of: fields{"max": 3}, act: adds, rule: rule},
-		"the other one is laxer": {ofC: with(maps.Clone(two), fields{asOther: fields{"name": "web", "max": 3}}),
-			of: fields{"max": 2}, act: adds, rule: rule},
-		"the other one has no bound": {ofC: with(maps.Clone(two), fields{asOther: fields{"name": "web"}}),
-			of: fields{"max": 2}, act: adds, rule: rule},
+		"beside one that runs before": {
+			of: fields{"max": 2}, before: func(w *world) { w.removes(); w.runsBefore() },
+			act: adds, rule: own,
+		},
+		"the other one is stricter": {
+			ofC: with(maps.Clone(two), fields{asOther: fields{"name": "web", "max": 2}}),
+			of:  fields{"max": 3}, act: adds, rule: rule,
+		},
+		"the other one is laxer": {
+			ofC: with(maps.Clone(two), fields{asOther: fields{"name": "web", "max": 3}}),
+			of:  fields{"max": 2}, act: adds, rule: rule,
+		},
+		"the other one has no bound": {
+			ofC: with(maps.Clone(two), fields{asOther: fields{"name": "web"}}),
+			of:  fields{"max": 2}, act: adds, rule: rule,
+		},
 		"it is replaced, no preparer":  {ofC: two, of: fields{"max": 1}, before: (*world).dies, act: moves(fields{"node": "n1", "lost": true})},
 		"it moves, its preparer lives": {ofC: two, of: fields{"max": 1}, act: moves(fields{"node": "n1"}), rule: rule},
 		"what is found":                {ofC: two, of: fields{"max": 2}, act: func(w *world) { w.rewrites(fields{"adopted_at_generation": 2}) }},

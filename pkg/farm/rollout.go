@@ -45,12 +45,13 @@ func (u *unit) roll(ctx context.Context, v *view) (stepped bool, again time.Dura
 		stepped, again, err = u.step(ctx, v)
 		return err
 	})
-	if panicked := contain.Is(err); panicked != nil {
-		u.unsure = true // what it was about to write may land
-		u.rollSuffers(ctx, panicked)
-		return false, troubled, nil
+	panicked := contain.Is(err)
+	if panicked == nil {
+		return stepped, again, err
 	}
-	return stepped, again, err
+	u.unsure = true // what it was about to write may land
+	u.rollSuffers(ctx, panicked)
+	return false, troubled, nil
 }
 
 // rollEnds is for a unit that has no rollout, whoever removed the record, or none that can be read.

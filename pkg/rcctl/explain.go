@@ -61,14 +61,6 @@ func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, 
 	if sit.Manifest, _, err = readable(s.SignedManifest(ctx, r.ManifestDigest)); err != nil {
 		return nil, nil, err
 	}
-	switch rolls, err := s.Deployments.RolloutFor(ctx, r); {
-	case err != nil && !isCorrupt(err):
-		return nil, nil, err
-	case err != nil:
-		corrupt = append(corrupt, err)
-	case rolls != nil:
-		sit.Rollout = rolls.Term()
-	}
 	sit.Groups = map[string]*manifest.Manifest{}
 	for _, digest := range r.Digests().All()[1:] {
 		m, _, err := readable(s.SignedManifest(ctx, digest))
@@ -84,6 +76,14 @@ func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, 
 		return nil, nil, err
 	}
 	sit.Pods = *pods
+	switch rolls, err := s.Deployments.RolloutFor(ctx, r); {
+	case isCorrupt(err):
+		corrupt = append(corrupt, err)
+	case err != nil:
+		return nil, nil, err
+	case rolls != nil:
+		sit.Rollout = rolls.Term()
+	}
 	state, bad, err := deploy.State(ctx, s.Store)
 	if err != nil {
 		return nil, nil, err

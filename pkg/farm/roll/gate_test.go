@@ -39,7 +39,7 @@ func (h *hook) ask(ctx context.Context, url string, timeout time.Duration, body 
 		}
 		return err
 	case <-ctx.Done():
-		time.Sleep(h.lingers) // the bubble's clock
+		<-time.After(h.lingers) // the bubble's clock
 		h.ended = append(h.ended, "cancelled")
 		return ctx.Err()
 	}
