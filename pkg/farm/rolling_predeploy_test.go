@@ -53,8 +53,10 @@ func TestRollingAPreDeployEndsTheDeployment(t *testing.T) {
 			change: func(s *service) { s.ends = &pod.Exit{Launchable: "main", Code: -1, Signal: "SIGKILL"} },
 			want:   []string{"pre_deploy: it ended by SIGKILL; its log ends: no such table"},
 		},
-		"a lost machine": {change: func(*service) {}, lose: true, want: []string{"its node is lost",
-			"it does not run twice"}},
+		"a lost machine": {change: func(*service) {}, lose: true, want: []string{
+			"its node is lost",
+			"it does not run twice",
+		}},
 		"it cannot run": {
 			change: func(s *service) { s.sick[rolledPre] = "no such artifact" }, want: []string{"no such artifact"},
 		},

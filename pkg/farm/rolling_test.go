@@ -55,8 +55,10 @@ func TestRollingEachStrategy(t *testing.T) {
 	}{
 		"availability": {count: 2},
 		"stop first":   {count: 3, knobs: rollout.Knobs{Strategy: rollout.ResourceUtilStrategy}, least: 2, most: 3},
-		"canary": {count: 2, knobs: rollout.Knobs{Strategy: rollout.CanaryStrategy,
-			AutoPromote: at(100 * time.Millisecond)}},
+		"canary": {count: 2, knobs: rollout.Knobs{
+			Strategy:    rollout.CanaryStrategy,
+			AutoPromote: at(100 * time.Millisecond),
+		}},
 		"blue-green": {count: 2, least: 2, most: 4, knobs: rollout.Knobs{
 			Strategy: rollout.BlueGreenStrategy, AutoPromote: at(100 * time.Millisecond), KeepOld: at(100 * time.Millisecond),
 		}},
@@ -256,8 +258,10 @@ func TestRollingARestLetsDrainsGoOn(t *testing.T) {
 		},
 		"a gate refuses": {
 			want: rollout.Paused, knobs: rollout.Knobs{
-				OnTimeout: rollout.OnTimeoutPause, Gates: rollout.Gates{AfterStage: []rollout.Hook{{URL: refuses.URL,
-					Retries: &none}}},
+				OnTimeout: rollout.OnTimeoutPause, Gates: rollout.Gates{AfterStage: []rollout.Hook{{
+					URL:     refuses.URL,
+					Retries: &none,
+				}}},
 			},
 			rests: func(s *service) { s.quicken(rolled2) },
 		},

@@ -53,8 +53,10 @@ type service struct {
 
 func newService(t *testing.T, nodes ...string) *service {
 	t.Helper()
-	s := &service{cluster: newCluster(t), slow: map[string]bool{}, sick: map[string]string{},
-		runs: map[pod.Identity]bool{}}
+	s := &service{
+		cluster: newCluster(t), slow: map[string]bool{}, sick: map[string]string{},
+		runs: map[pod.Identity]bool{},
+	}
 	for _, name := range nodes {
 		s.node(name, map[string]string{"name": name}, s.react)
 	}
@@ -191,8 +193,10 @@ func (s *service) deploy(rev int64, count int, change func(*rollout.Start)) roll
 		s.t.Fatal(err)
 	}
 	next, m := s.controller(rev, count)
-	start := rollout.Start{ID: store.NewID(), Service: "web", By: "op", Now: time.Now().UTC(),
-		Epoch: schema.Value.Epoch, New: next}
+	start := rollout.Start{
+		ID: store.NewID(), Service: "web", By: "op", Now: time.Now().UTC(),
+		Epoch: schema.Value.Epoch, New: next,
+	}
 	indices := map[string]uint64{}
 	for i := range recs {
 		start.Old = append(start.Old, rollout.Seen{RC: recs[i].Value})

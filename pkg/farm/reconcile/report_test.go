@@ -219,8 +219,10 @@ func TestTroubleOfARollout(t *testing.T) {
 	if c := condition(&over.Status, rc.RolloutTrouble); c.True || c.Reason != "" {
 		t.Errorf("it lasts: %+v", c)
 	}
-	s.RolloutTrouble, s.Breaker, s.RC.ReplicaGroups = "it has failed", "tripped", []rc.ReplicaGroup{{Role: "main",
-		Count: count(0)}}
+	s.RolloutTrouble, s.Breaker, s.RC.ReplicaGroups = "it has failed", "tripped", []rc.ReplicaGroup{{
+		Role:  "main",
+		Count: count(0),
+	}}
 	if hampered := reconcile.Compute(s); !hampered.Status.Is(rc.BreakerTripped) || hampered.Unhampered() {
 		t.Errorf("beside another condition: %+v", hampered.Status.Conditions)
 	}

@@ -60,8 +60,10 @@ func (h *hook) expect(t *testing.T, what string, got []string, want ...string) {
 }
 
 func before(stage int) *rollout.GateCall {
-	return &rollout.GateCall{Hook: rollout.Hook{URL: "http://gate"}, Timeout: time.Minute, Phase: rollout.BeforeStage,
-		Stage: stage, Stages: 5}
+	return &rollout.GateCall{
+		Hook: rollout.Hook{URL: "http://gate"}, Timeout: time.Minute, Phase: rollout.BeforeStage,
+		Stage: stage, Stages: 5,
+	}
 }
 
 // A gate is asked once for each call; the same call that is under way is not made again.
@@ -106,12 +108,16 @@ func TestTheQuestion(t *testing.T) {
 				ID: "one", Service: "web", Strategy: "canary",
 				Revisions: []rollout.Revision{{Rev: 3, Direction: rollout.Down}, {Rev: 4, Direction: rollout.Up}},
 			},
-			roll.Question{Service: "web", Rollout: "one", Strategy: "canary", Phase: rollout.BeforeStage, Stage: 2, Stages: 5,
-				Revision: 4, Try: 1},
+			roll.Question{
+				Service: "web", Rollout: "one", Strategy: "canary", Phase: rollout.BeforeStage, Stage: 2, Stages: 5,
+				Revision: 4, Try: 1,
+			},
 		},
 		"a later one, nothing goes up": {
-			rollout.Record{ID: "one", Gate: &rollout.Gate{Tries: 2}, Revisions: []rollout.Revision{{Rev: 3,
-				Direction: rollout.Down}}},
+			rollout.Record{ID: "one", Gate: &rollout.Gate{Tries: 2}, Revisions: []rollout.Revision{{
+				Rev:       3,
+				Direction: rollout.Down,
+			}}},
 			roll.Question{Rollout: "one", Phase: rollout.BeforeStage, Stage: 2, Stages: 5, Try: 3},
 		},
 	} {

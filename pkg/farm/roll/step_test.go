@@ -79,8 +79,10 @@ func TestObserveRevisions(t *testing.T) {
 		"nothing":   {func(s *roll.Seen) { delete(s.Unit.Heads, web2) }, &rollout.Seen{}},
 		"only pods": {func(s *roll.Seen) { s.Unit.Heads[web2] = &store.Head{Err: store.ErrNotFound} }, &rollout.Seen{}},
 		"unreadable": {func(s *roll.Seen) {
-			s.Unit.Heads[web2].Err = &store.CorruptError{Key: "rcs/x",
-				Err: errors.New("bad")}
+			s.Unit.Heads[web2].Err = &store.CorruptError{
+				Key: "rcs/x",
+				Err: errors.New("bad"),
+			}
 		}, nil},
 		"not of both": {func(s *roll.Seen) { s.Unit.Rollout.Value.Revisions = s.Unit.Rollout.Value.Revisions[:1] }, nil},
 	} {
@@ -113,8 +115,10 @@ func TestObserveBreaker(t *testing.T) {
 	}{
 		"none":     {store.Rec[store.Breaker]{}, "its record is missing, or cannot be read"},
 		"it holds": {store.Rec[store.Breaker]{Index: 1}, ""},
-		"tripped": {store.Rec[store.Breaker]{Index: 1, Value: store.Breaker{Tripped: true, Reason: "too many"}},
-			"too many"},
+		"tripped": {
+			store.Rec[store.Breaker]{Index: 1, Value: store.Breaker{Tripped: true, Reason: "too many"}},
+			"too many",
+		},
 		"tripped, no reason": {store.Rec[store.Breaker]{Index: 1, Value: store.Breaker{Tripped: true}}, "it is tripped"},
 		"it was tripped":     {store.Rec[store.Breaker]{Index: 1, Value: store.Breaker{Reason: "too many"}}, ""},
 	} {
@@ -219,10 +223,14 @@ func TestStepOf(t *testing.T) {
 		"nothing":        {decision: rollout.Decision{Record: progressing}, none: true},
 		"a look, a gate": {decision: rollout.Decision{Record: progressing, Again: 1, Gate: &rollout.GateCall{}}, none: true},
 		"the record":     {decision: rollout.Decision{Record: progressing, Write: true}, record: &progressing},
-		"a controller": {decision: rollout.Decision{Record: progressing, RCs: []rc.RC{changed}},
-			rcs: []string{web2 + " f"}},
-		"a deletion": {decision: rollout.Decision{Record: progressing, Delete: []string{web1}},
-			rcs: []string{web1 + " f"}},
+		"a controller": {
+			decision: rollout.Decision{Record: progressing, RCs: []rc.RC{changed}},
+			rcs:      []string{web2 + " f"},
+		},
+		"a deletion": {
+			decision: rollout.Decision{Record: progressing, Delete: []string{web1}},
+			rcs:      []string{web1 + " f"},
+		},
 		"a sentence": {
 			decision: rollout.Decision{Record: progressing, Audit: []string{"moved"}}, audit: audit{"rollout", web2, "moved"},
 		},
@@ -230,8 +238,10 @@ func TestStepOf(t *testing.T) {
 			decision: rollout.Decision{Record: downward, Audit: []string{"moved"}}, audit: audit{"rollout", web2, "moved"},
 		},
 		"an alert": {
-			decision: rollout.Decision{Record: progressing, Alert: "look"}, trouble: &store.RolloutTrouble{Rollout: "one",
-				Reason: "look"},
+			decision: rollout.Decision{Record: progressing, Alert: "look"}, trouble: &store.RolloutTrouble{
+				Rollout: "one",
+				Reason:  "look",
+			},
 		},
 		"done": {
 			decision: rollout.Decision{Record: done, Ended: true}, record: &done, ended: true,
@@ -312,12 +322,21 @@ func TestStepOfMarksForDeletion(t *testing.T) {
 			r.DeletedAt, r.ChangedBy = &now, "f"
 			return r
 		}()}},
-		"one that is marked": {func(s *roll.Seen) { s.Unit.Heads[web1] = headOf(marked, nil) },
-			rollout.Decision{Delete: []string{web1}}, nil},
-		"one that is gone": {func(s *roll.Seen) { delete(s.Unit.Heads, web1) },
-			rollout.Decision{Delete: []string{web1}}, nil},
-		"one without a record": {func(s *roll.Seen) { s.Unit.Heads[web1].Err = store.ErrNotFound },
-			rollout.Decision{Delete: []string{web1}}, nil},
+		"one that is marked": {
+			func(s *roll.Seen) { s.Unit.Heads[web1] = headOf(marked, nil) },
+			rollout.Decision{Delete: []string{web1}},
+			nil,
+		},
+		"one that is gone": {
+			func(s *roll.Seen) { delete(s.Unit.Heads, web1) },
+			rollout.Decision{Delete: []string{web1}},
+			nil,
+		},
+		"one without a record": {
+			func(s *roll.Seen) { s.Unit.Heads[web1].Err = store.ErrNotFound },
+			rollout.Decision{Delete: []string{web1}},
+			nil,
+		},
 		"one that the decision marks": {
 			func(*roll.Seen) {}, rollout.Decision{RCs: []rc.RC{func() rc.RC {
 				r := marked
@@ -334,8 +353,11 @@ func TestStepOfMarksForDeletion(t *testing.T) {
 			r.ChangedBy = "f"
 			return r
 		}()}},
-		"the same generation": {func(*roll.Seen) {}, rollout.Decision{RCs: []rc.RC{controller(web2, 2, 5)}},
-			[]rc.RC{controller(web2, 2, 5)}},
+		"the same generation": {
+			func(*roll.Seen) {},
+			rollout.Decision{RCs: []rc.RC{controller(web2, 2, 5)}},
+			[]rc.RC{controller(web2, 2, 5)},
+		},
 		"nobody changed it": {func(*roll.Seen) {}, rollout.Decision{RCs: []rc.RC{func() rc.RC {
 			r := controller(web2, 2, 5)
 			r.ChangedBy = ""

@@ -78,10 +78,14 @@ func TestTrouble(t *testing.T) {
 		"it moves again":            {state: rollout.Progressing, trouble: told("one", false)},
 		"it waits for promote":      {state: rollout.WaitingForPromote, trouble: told("one", false)},
 		"the breaker blocks it":     {state: rollout.Progressing, blocked: "the breaker", trouble: told("one", false)},
-		"it cannot be worked on": {state: rollout.Progressing, blocked: roll.CannotWork + "x",
-			trouble: told("one", false), want: "why"},
-		"it cannot be, while it waits": {state: rollout.WaitingForPromote, blocked: roll.CannotWork,
-			trouble: told("one", false), want: "why"},
+		"it cannot be worked on": {
+			state: rollout.Progressing, blocked: roll.CannotWork + "x",
+			trouble: told("one", false), want: "why",
+		},
+		"it cannot be, while it waits": {
+			state: rollout.WaitingForPromote, blocked: roll.CannotWork,
+			trouble: told("one", false), want: "why",
+		},
 		"it cannot be, of another": {state: rollout.Progressing, blocked: roll.CannotWork, trouble: told("two",
 			false)},
 		"another one rolls back":          {state: rollout.RollingBack, trouble: told("two", false)},
@@ -93,8 +97,10 @@ func TestTrouble(t *testing.T) {
 	} {
 		u := &store.Unit{ID: unit, RolloutErr: tt.err}
 		if tt.state != "" {
-			u.Rollout = store.Rec[rollout.Record]{Value: rollout.Record{ID: "one", State: tt.state,
-				BlockedReason: tt.blocked}, Index: rolloutIndex}
+			u.Rollout = store.Rec[rollout.Record]{Value: rollout.Record{
+				ID: "one", State: tt.state,
+				BlockedReason: tt.blocked,
+			}, Index: rolloutIndex}
 		}
 		if tt.trouble != nil {
 			u.Trouble = store.Rec[store.RolloutTrouble]{Value: *tt.trouble, Index: troubleIndex}
