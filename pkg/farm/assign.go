@@ -20,9 +20,15 @@ type placing struct {
 	*reading
 	room  *finder
 	books *booking
+	later []pod.Identity // of the adds that nodes are looked for, those beyond what the pass may place
 }
 
+// maxAdds is how many pods one pass places at most. The others come with the next look, and other units are looked at
+// meanwhile.
+const maxAdds = 1000
+
 // assign finds nodes for the plan's adds, turns them into changes and completes the status with what found no node.
+// Those without a node do not count against maxAdds: they would keep the others waiting for ever.
 func (ps *placing) assign(ctx context.Context, plan *reconcile.Plan) error {
 	if len(plan.Adds) == 0 {
 		ps.room.giveBack(nil)
@@ -31,16 +37,23 @@ func (ps *placing) assign(ctx context.Context, plan *reconcile.Plan) error {
 		return nil
 	}
 	lots, pods := ps.snapshot.ByLot(plan.Adds)
-	all, reason := plan.Adds, ""
+	all, reason, most := plan.Adds, "", maxAdds
 	for i, lot := range lots {
+		now := min(len(pods[lot]), most)
+		if plan.Adds, ps.later = pods[lot][:now], pods[lot][now:]; now == 0 {
+			plan.More()
+			break
+		}
+		before := len(plan.Changes)
 		ps.snapshot.LookFor(lot)
-		if plan.Adds = pods[lot]; i > 0 || lot.Digest != ps.snapshot.RC.ManifestDigest || lot.Role != "" {
+		if i > 0 || lot.Digest != ps.snapshot.RC.ManifestDigest || lot.Role != "" {
 			ps.room.nodes = nil // those that were looked for before may not take these
 		}
 		if err := ps.assignAlike(ctx, plan); err != nil {
 			return err
 		}
 		reason = cmp.Or(reason, plan.Lacking())
+		most -= placedSince(plan, before)
 	}
 	plan.Adds = all
 	plan.StillLacking(ps.snapshot.Now, reason)
@@ -73,7 +86,17 @@ func (ps *placing) assignAlike(ctx context.Context, plan *reconcile.Plan) error 
 
 // assigned completes a plan whose changes from the given one on place its adds, all but those left, for which there is no room as
 // far as is known, and will be looked for after a while.
-func (ps *placing) assigned(plan *reconcile.Plan, placed int, left []pod.Identity, wait time.Duration, why scheduler.Reasons) {
+//
+// The pods beyond what the pass may place are like the others: where some of these have no node they have none either.
+func (ps *placing) assigned(
+	plan *reconcile.Plan, placed int, left []pod.Identity, wait time.Duration, why scheduler.Reasons,
+) {
+	switch {
+	case len(ps.later) > 0 && len(left) > 0:
+		left = slices.Concat(left, ps.later)
+	case len(ps.later) > 0:
+		plan.More()
+	}
 	// Changes on one node share its reservation, which only one batch may write: side by side they share a batch too.
 	sortByNode(plan.Changes[placed:])
 	unplaced := setOf(left)
@@ -84,6 +107,16 @@ func (ps *placing) assigned(plan *reconcile.Plan, placed int, left []pod.Identit
 	}
 	plan.Short(ps.snapshot, left, why.String(), wait)
 	ps.kit.metrics.short(ps.id, len(left), why)
+}
+
+// placedSince returns how many pods the changes of a plan from one on place or move.
+func placedSince(plan *reconcile.Plan, from int) (n int) {
+	for i := range plan.Changes[from:] {
+		if adds(&plan.Changes[from+i]) {
+			n++
+		}
+	}
+	return n
 }
 
 // sortByNode sorts changes by their pods' nodes; those of one node stay in their order. Changes are large, so that each is moved twice
@@ -153,6 +186,7 @@ func (ps *placing) unscheduled(ctx context.Context, plan *reconcile.Plan, failur
 	if ctx.Err() != nil {
 		return failure
 	}
+	plan.Adds = slices.Concat(plan.Adds, ps.later)
 	ps.mem.booked = nil // whoever failed may have begun anew, without them
 	ps.log.WithError(failure).WithField(obs.Desired, plan.Status.Desired).Warn("nothing can be placed")
 	plan.Unscheduled(ps.snapshot, failure.Error())

@@ -61,7 +61,6 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	plan.Limit(maxAdds)
 	if made, err := ps.writer.guardMinimum(ctx, &plan); made || err != nil {
 		return time.Millisecond, err
 	}
@@ -107,9 +106,6 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	}
 	return plan.Again, nil
 }
-
-// maxAdds is how many pods one pass places at most. The others come with the next look, and other units are looked at meanwhile.
-const maxAdds = 1000
 
 // askedLook is when a controller whose plan was to place, move or stop pods, and nothing else, is looked at again. Nothing more can be
 // done before the nodes report, which rings; only the status says less than it could until then.

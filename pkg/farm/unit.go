@@ -165,17 +165,17 @@ func (v *view) landed(b *store.Batch) {
 	if b.Status != nil {
 		h.Status = b.Status
 	}
-	written := map[pod.Identity]*pod.Placement{}
+	written := map[pod.Identity]*store.PodWrite{}
 	for i := range b.Pods {
-		written[b.Pods[i].Identity] = b.Pods[i].Placement
+		written[b.Pods[i].Identity] = &b.Pods[i]
 	}
 	left := slices.DeleteFunc(slices.Clone(h.Placements), func(rec store.Rec[pod.Placement]) bool {
 		_, is := written[rec.Value.Identity]
 		return is
 	})
-	for _, p := range written {
-		if p != nil {
-			left = append(left, store.Rec[pod.Placement]{Value: *p, Index: b.Landed})
+	for _, w := range written {
+		if w.Placement != nil {
+			left = append(left, store.Rec[pod.Placement]{Value: *w.Placement, Index: w.Landed})
 		}
 	}
 	slices.SortFunc(left, func(a, b store.Rec[pod.Placement]) int { return a.Value.Identity.Compare(b.Value.Identity) })

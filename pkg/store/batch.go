@@ -31,7 +31,8 @@ type Batch struct {
 	Status *rc.Status
 	// Indexed: Commit says where the batch has landed also if it has no status.
 	Indexed bool
-	// Landed is Consul's index at which the batch has landed; Commit fills it in where there is a status, or Indexed.
+	// Landed is Consul's index at which the batch has landed; Commit fills it, and that of each placement, in where there
+	// is a status, or Indexed.
 	Landed uint64
 }
 
@@ -98,6 +99,9 @@ func (t *Batches) Commit(ctx context.Context, b *Batch) error {
 		written, err = t.fencedIndices(ctx, ops)
 		for _, index := range written { // what was written as it is already has an earlier one
 			b.Landed = max(b.Landed, index)
+		}
+		for i := range b.Pods {
+			b.Pods[i].Landed = written[b.Pods[i].keyIn(t.keys)]
 		}
 	}
 	drops := t.keys.Drops.Key(b.RCID)

@@ -29,7 +29,9 @@ type PodWrite struct {
 	Identity  pod.Identity
 	Index     uint64
 	Placement *pod.Placement
-	key       string // once it was asked for
+	// Landed is the index that the placement has since the batch has landed. One that is written as it is keeps its own.
+	Landed uint64
+	key    string // once it was asked for
 }
 
 func (w *PodWrite) keyIn(k *Keys) string {

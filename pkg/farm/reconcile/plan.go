@@ -219,13 +219,8 @@ type Copy struct {
 // when another controller gives room back.
 const RoomRetry = 15 * time.Second
 
-// Limit leaves the first of the plan's adds, so many at most. The others come with the next look.
-func (p *Plan) Limit(most int) {
-	if len(p.Adds) > most {
-		p.Adds = p.Adds[:most]
-		p.requeueAfter(time.Millisecond)
-	}
-}
+// More asks for another look at once, as there are adds that no node was looked for yet.
+func (p *Plan) More() { p.requeueAfter(time.Millisecond) }
 
 func (p *Plan) requeueAfter(after time.Duration) {
 	if p.Again != 0 {

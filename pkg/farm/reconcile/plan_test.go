@@ -124,16 +124,3 @@ func TestALaterManifestThatFindsRoomHidesNoEarlierLack(t *testing.T) {
 		t.Errorf("in the end: %q", plan.Lacking())
 	}
 }
-
-// Pods beyond what one look may place come with the next one, which follows at once.
-func TestLimit(t *testing.T) {
-	for adds, want := range map[int]struct {
-		left  int
-		again time.Duration
-	}{2: {2, time.Minute}, 3: {3, time.Minute}, 4: {3, time.Millisecond}} {
-		plan := reconcile.Plan{Adds: make([]pod.Identity, adds), Again: time.Minute}
-		if plan.Limit(3); len(plan.Adds) != want.left || plan.Again != want.again {
-			t.Errorf("of %d adds %d are left, and the next look is after %s", adds, len(plan.Adds), plan.Again)
-		}
-	}
-}
