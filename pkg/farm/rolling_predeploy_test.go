@@ -155,7 +155,7 @@ func TestRollingAnOwnerDiesWhileAPreDeployRuns(t *testing.T) {
 			s.node("once", map[string]string{"name": "once"}, s.react)
 			s.set(func() { s.ends = &pod.Exit{Launchable: "main", Code: tt.code} })
 			s.deploy(2, 2, withPreDeploy)
-			<-cut
+			s.closed(cut, "cut off")
 			proxy.Set(consultest.Always(consultest.Stall))
 			s.rollingFarm("f2", s.addr, nil)
 			s.ended(2, tt.want)

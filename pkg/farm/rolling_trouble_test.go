@@ -156,10 +156,10 @@ func TestRollingAGateThatDoesNotAnswer(t *testing.T) {
 	})
 	s.first(2)
 	s.deploy(2, 2, func(s *rollout.Start) { s.Knobs.Gates.BeforeStage = []rollout.Hook{{URL: "http://gate"}} })
-	<-begun
+	s.closed(begun, "asked")
 	s.request(rollout.AbortVerb)
 	s.ended(2, rollout.Aborted)
-	<-ended
+	s.closed(ended, "ended")
 }
 
 // In another world nothing moves until all nodes have said what they run. Then the rollout goes on.
@@ -248,17 +248,10 @@ func TestRollingARecordVanishes(t *testing.T) {
 	})
 	s.first(2)
 	s.deploy(2, 2, func(s *rollout.Start) { s.Knobs.Gates.BeforeStage = []rollout.Hook{{URL: "http://gate"}} })
-	<-begun
+	s.closed(begun, "asked")
 	metric(t, reg, "rcfarm_rollout_running", string(rollout.Progressing), is(1))
 	s.remove(s.store.Keys().Rollouts.Key(rolled))
 	s.ring(rolled)
 	metric(t, reg, "rcfarm_rollout_running", string(rollout.Progressing), is(0))
-	consultest.Eventually(t, soon, func() error {
-		select {
-		case <-ended:
-			return nil
-		default:
-			return errors.New("the gate is still asked")
-		}
-	})
+	s.closed(ended, "ended")
 }

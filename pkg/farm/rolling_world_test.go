@@ -398,6 +398,19 @@ func (s *service) request(verb rollout.Verb) {
 	}
 }
 
+// closed waits until a channel is.
+func (s *service) closed(c <-chan struct{}, what string) {
+	s.t.Helper()
+	consultest.Eventually(s.t, soon, func() error {
+		select {
+		case <-c:
+			return nil
+		default:
+			return fmt.Errorf("not %s yet", what)
+		}
+	})
+}
+
 // onStep treats the n-th transaction of a rollout's steps, from 0, in one way, and forwards all else. cut is closed
 // when it came.
 func (s *service) onStep(n int, v consultest.Verdict) (rule func(*http.Request) consultest.Verdict, cut chan struct{}) {
@@ -413,7 +426,7 @@ func (s *service) onStep(n int, v consultest.Verdict) (rule func(*http.Request) 
 				return op.KV.Key == key && slices.Contains(verbs, op.KV.Verb)
 			})
 		}
-		return has(keys.Rollouts.Key(rolled), "cas", "delete-cas") && has(keys.Locks.Key(rolled), "check-session")
+		return has(keys.Rollouts.Key(rolled), "cas", "delete", "delete-cas") && has(keys.Locks.Key(rolled), "check-session")
 	}
 	return func(r *http.Request) consultest.Verdict {
 		if r.URL.Path != "/v1/txn" {
