@@ -195,7 +195,7 @@ const maxAnswered = 32
 // newBatch returns a pass's first batch, which reports and answers besides, or with a nil plan a later one.
 func (ps *writer) newBatch(plan *reconcile.Plan) *batch {
 	b := &batch{Batch: store.Batch{Fence: ps.mem.fence, RCID: ps.id, RCIndex: ps.head.RC.Index, Beside: ps.beside()}}
-	if ps.head.RC.Value.Service != nil {
+	if ps.head.RC.Value.Service != nil || rc.IsPreDeploy(ps.id) {
 		b.Rollout = &ps.view.Rollout.Index
 	}
 	if ps.minimum != nil {

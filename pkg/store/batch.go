@@ -22,7 +22,8 @@ type Batch struct {
 	RCIndex uint64 // zero: there must be no record, as when orphans without a controller are swept
 	// Beside are the indices of the records of the unit's other controllers, by id: operators change them, too.
 	Beside map[string]uint64
-	// Rollout is the index of the record of the unit's rollout, zero for none; nil: the controller is of no service.
+	// Rollout is the index of the record of the unit's rollout, zero for none; nil: the controller is of no service, and
+	// runs before no revision of one.
 	Rollout *uint64
 	// Newest is the last reported of the realities that are relied on besides; nil: none is.
 	Newest *Reported

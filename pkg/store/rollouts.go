@@ -60,7 +60,7 @@ type RolloutStep struct {
 	Fence   Fence
 	Unit    *Unit
 	Schema  uint64 // index
-	Breaker uint64 // index; zero: there is no record
+	Breaker uint64 // index; zero: it could not be read, so that the step moves nothing, whatever it says by now
 	// Record is the rollout as it shall be; nil leaves it as it is. Ended removes it.
 	Record  *rollout.Record
 	Ended   bool
@@ -79,7 +79,10 @@ func (s *RolloutStep) ForgetsTrouble() bool {
 // LockRefused) or ErrUnknown. One that matches none of them says that what the service was could not be read, and nothing was sent.
 func (t *Batches) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64, err error) {
 	unit, was := s.Unit.ID, &s.Unit.Rollout
-	ops := append(s.Fence.Ops(), sameRecord(t.keys.Schema.Key(), s.Schema), sameRecord(t.keys.Breaker.Key(), s.Breaker))
+	ops := append(s.Fence.Ops(), sameRecord(t.keys.Schema.Key(), s.Schema))
+	if s.Breaker != 0 {
+		ops = append(ops, consul.CheckIndex(t.keys.Breaker.Key(), s.Breaker))
+	}
 	changed := map[string]bool{}
 	for i := range s.RCs {
 		changed[s.RCs[i].ID] = true
