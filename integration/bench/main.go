@@ -1,6 +1,6 @@
 // Command bench measures the farm on a real Consul on loopback and compares it with its goals. `make bench` runs
-// everything but huge, `make bench BENCH=name` one benchmark, `BENCH=name/part` those of its parts whose name contains the text.
-// What a result is compared with is measured in the same run.
+// everything but huge, `make bench BENCH=name` one benchmark, `BENCH=name/part` those of its parts whose name contains
+// the text. What a result is compared with is measured in the same run.
 package main
 
 import (
@@ -95,7 +95,7 @@ func (o *options) flags() {
 	flag.IntVar(&o.unitRevisions, "unit-revisions", 3, "unit: revisions of the large service")
 	flag.IntVar(&o.unitPods, "unit-pods", 5000, "unit: replicas of each of its revisions")
 	flag.IntVar(&o.unitRCs, "unit-rcs", 10_000, "unit: controllers of one replica beside it")
-	flag.DurationVar(&o.unitFor, "unit-for", 20*time.Second, "unit: how long to look while only the large service changes")
+	flag.DurationVar(&o.unitFor, "unit-for", 20*time.Second, "unit: how long only the large service changes")
 	flag.IntVar(&o.hugeUnitCount, "huge-units", 20_000, "huge: controllers and services, of 5 replicas each")
 	flag.IntVar(&o.hugeNodeCount, "huge-nodes", 10_000, "huge: nodes")
 	flag.StringVar(&o.logs, "logs", "", "`DIRECTORY` for the farms' logs; empty: they are dropped")

@@ -43,8 +43,8 @@ type Fleet struct {
 	// nil: none.
 	Loops     func(pod.Identity) bool
 	LoopEvery time.Duration
-	// CrashLooping: these pods do not come up again. Once available, each is crash-looping, and reports one restart more every
-	// LoopEvery; the nodes of a group report together, one group after the other.
+	// CrashLooping: these pods do not come up again. Once available, each is crash-looping, and reports one restart more
+	// every LoopEvery; the nodes of a group report together, one group after the other.
 	CrashLooping bool
 	// Prepare may change a node's record before it is written; nil changes nothing.
 	Prepare func(i int, record *node.Node)
