@@ -38,10 +38,13 @@ func (s *Deployments) RolloutFor(ctx context.Context, r *rc.RC) (*rollout.Record
 		return nil, nil
 	}
 	rec, err := s.Rollouts.Get(ctx, Consistent, rc.UnitOf(r.ID))
-	if errors.Is(err, ErrNotFound) {
+	switch {
+	case errors.Is(err, ErrNotFound):
 		return nil, nil
+	case err != nil:
+		return nil, err
 	}
-	return &rec.Value, err
+	return &rec.Value, nil
 }
 
 // OwnerOf returns the farm that owns a unit, "" when none does.
