@@ -120,8 +120,6 @@ const (
 	deleteKey
 )
 
-const ulidBytes = 26
-
 // content is what a part writes.
 type content interface{ Bytes() int } // an upper bound of its length as JSON
 
