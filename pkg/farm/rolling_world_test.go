@@ -404,7 +404,7 @@ func (s *service) onStep(n int, v consultest.Verdict) (rule func(*http.Request) 
 				return op.KV.Key == key && slices.Contains(verbs, op.KV.Verb)
 			})
 		}
-		return has(keys.Rollouts.Key(rolled), "cas", "delete-cas") && has(keys.Locks.Key(rolled), "check-session")
+		return has(keys.Rollouts.Key(rolled), "cas", "delete") && has(keys.Locks.Key(rolled), "check-session")
 	}
 	return func(r *http.Request) consultest.Verdict {
 		if r.URL.Path != "/v1/txn" {
