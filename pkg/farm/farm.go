@@ -52,7 +52,7 @@ type Config struct {
 	RCID       string          // the only one that it works on, whatever its labels; see New. Empty: those of the selector
 
 	TTL         time.Duration // liveness TTL of the cluster's daemons; 2 s
-	Workers     int           // controllers worked on at once; 64
+	Workers     int           // units looked at at once; 64
 	SweepEvery  time.Duration // between two sweeps, plus jitter; 30 s
 	ResyncEvery time.Duration // between two resyncs of one controller; 10 min
 	// StableAfter is how long the members must not have changed before controllers are handed to farms that prefer
@@ -165,7 +165,7 @@ type Farm struct {
 	joined   chan struct{} // closed once no other farm can have the name
 	moved    wait.Signal   // the members have changed
 	witness  wait.Signal   // a node says that the store went back in time
-	busy     atomic.Int64  // passes under way
+	busy     atomic.Int64  // looks under way
 }
 
 // The pace of repeated tries of one controller.

@@ -37,13 +37,12 @@ func (w *watched) see(at, now time.Time) time.Duration {
 // roll makes the next step of the unit's rollout, if there is one to make: it is decided from what the passes of this look have found,
 // and written alone. It reports whether a step was written, and when to look again.
 func (u *unit) roll(ctx context.Context, v *view) (stepped bool, again time.Duration, err error) {
-	if v.Rollout.Index == 0 {
+	if v.Rollout.Index == 0 || v.RolloutErr != nil {
 		u.rollEnds()
-		return false, 0, nil
-	}
-	if v.RolloutErr != nil { // who mends the record, or removes it, does that by hand, and rings no bell
-		u.rollEnds()
-		return false, troubled, nil
+		if v.Rollout.Index != 0 { // who mends the record, or removes it, does that by hand, and rings no bell
+			again = troubled
+		}
+		return false, again, nil
 	}
 	err = contain.Do(func() (err error) {
 		stepped, again, err = u.step(ctx, v)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -71,7 +72,7 @@ func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, 
 			sit.Groups[digest] = m
 		}
 	}
-	pods, corrupt, err := s.podsOf(ctx, r.ID)
+	pods, unread, err := s.podsOf(ctx, r.ID)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -101,7 +102,7 @@ func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, 
 	case !errors.Is(err, store.ErrNotFound) && !isCorrupt(err):
 		return nil, nil, err
 	}
-	return sit, append(corrupt, bad...), nil
+	return sit, slices.Concat(corrupt, unread, bad), nil
 }
 
 // podsOf reads the placements of a controller, what the nodes where they are report, and what is known of these nodes.

@@ -15,7 +15,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
-	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -60,12 +59,12 @@ func runGet(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
 		_, err = std.out.Write(text)
 		return err
 	}
-	rolls, err := s.Deployments.RolloutFor(c.Context, r)
-	if err != nil && !isCorrupt(err) {
+	rollout, err := s.rolloutText(c.Context, r)
+	if err != nil {
 		return err
 	}
 	return std.print(c, view, nil, func(w io.Writer) error {
-		return writeRC(w, view, rolls, inspect.NewStatusView(r, o.Status, o.Farms), coloured(w), time.Now())
+		return writeRC(w, view, rollout, inspect.NewStatusView(r, o.Status, o.Farms), coloured(w), time.Now())
 	})
 }
 
@@ -75,7 +74,19 @@ func (s *conn) farms(ctx context.Context) ([]store.Member, error) {
 	return values(recs), err
 }
 
-func writeRC(w io.Writer, v inspect.RCView, rolls *rollout.Record, st inspect.StatusView, colours bool, now time.Time) error {
+// rolloutText says which rollout is in charge of a controller, "" for none.
+func (s *conn) rolloutText(ctx context.Context, r *rc.RC) (string, error) {
+	rolls, err := s.Deployments.RolloutFor(ctx, r)
+	switch {
+	case isCorrupt(err):
+		return "its record cannot be read: " + err.Error(), nil
+	case err != nil || rolls == nil:
+		return "", err
+	}
+	return rolls.Term() + " is in charge", nil
+}
+
+func writeRC(w io.Writer, v inspect.RCView, rollout string, st inspect.StatusView, colours bool, now time.Time) error {
 	groups := field.Each(v.ReplicaGroups, groupText)
 	if v.Mode == rc.EachNode {
 		groups = []string{fmt.Sprintf("one on each matching node, %d now", v.Replicas)}
@@ -108,8 +119,8 @@ func writeRC(w io.Writer, v inspect.RCView, rolls *rollout.Record, st inspect.St
 			line("Nodes of "+g.Role, "%s", text)
 		}
 	}
-	if rolls != nil {
-		line("Rollout", "%s is in charge", rolls.Term())
+	if rollout != "" {
+		line("Rollout", "%s", rollout)
 	}
 	if v.DeletedAt != nil {
 		line("Deleted", "%s ago", inspect.Age(now, *v.DeletedAt))

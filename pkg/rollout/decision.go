@@ -99,7 +99,7 @@ type Start struct {
 // Started is what the transaction that makes a rollout writes.
 type Started struct {
 	Record Record
-	RCs    []rc.RC  // the new controller with its first counts, and the others with companions and bounds
+	RCs    []rc.RC  // the new controller with its first counts, and the others with their bounds
 	Delete []string // controllers that only the replaced rollout needed: they get the deletion mark
 	Audit  []string
 }

@@ -418,7 +418,7 @@ func (w *world) observe() rollout.Observed {
 	return obs
 }
 
-// run is one pass of the runner.
+// run decides once, and carries out what was decided.
 func (w *world) run() rollout.Decision {
 	before := *w.record
 	d := rollout.Decide(*w.record, w.observe())

@@ -226,6 +226,9 @@ func (s *Deployments) Deploy(ctx context.Context, d Deploy) error {
 	for id, index := range d.Unchanged {
 		ops = append(ops, sameRecord(s.keys.RCs.Key(id), index))
 	}
+	if len(d.RCs) == 0 { // each of them rings
+		ops = append(ops, s.ring(unit))
+	}
 	return s.change(ctx, "deployment of "+service, append(ops, d.Besides...), d.Manifests, d.RCs, d.Audit)
 }
 

@@ -65,6 +65,19 @@ func TestADeploymentIsRefused(t *testing.T) {
 	}
 }
 
+// The owner is told also of a deployment that changes the rollout and no controller, as counts of other roles do.
+func TestADeploymentThatChangesNoControllerRings(t *testing.T) {
+	t.Parallel()
+	farm, _ := begun(t)
+	u := unitNow(t, farm)
+	if err := deploy(t, farm, u.Rollout.Value, u.Rollout.Index); err != nil {
+		t.Fatal(err)
+	}
+	if after := unitNow(t, farm); after.BellIndex == u.BellIndex {
+		t.Error("the owner is not told")
+	}
+}
+
 // A step says where it has landed: all that it writes is there at that index, and the rest is as it was.
 func TestAStepLands(t *testing.T) {
 	t.Parallel()

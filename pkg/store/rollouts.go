@@ -38,10 +38,13 @@ func (s *Deployments) RolloutFor(ctx context.Context, r *rc.RC) (*rollout.Record
 		return nil, nil
 	}
 	rec, err := s.Rollouts.Get(ctx, Consistent, rc.UnitOf(r.ID))
-	if errors.Is(err, ErrNotFound) {
+	switch {
+	case errors.Is(err, ErrNotFound):
 		return nil, nil
+	case err != nil:
+		return nil, err
 	}
-	return &rec.Value, err
+	return &rec.Value, nil
 }
 
 // OwnerOf returns the farm that owns a unit, "" when none does.
@@ -67,12 +70,13 @@ type RolloutStep struct {
 	RCs     []rc.RC // that change; the others of the unit must be as they were read
 	Audit   *Audit
 	Trouble *RolloutTrouble // that people are to be alerted to; nil: none is new
+	Over    bool            // what people were alerted to before is over: the rollout goes on
 }
 
 // ForgetsTrouble reports whether the step removes what people were alerted to.
 func (s *RolloutStep) ForgetsTrouble() bool {
 	old := &s.Unit.Trouble
-	return s.Trouble == nil && old.Index != 0 && (s.Ended || old.Value.Rollout != s.Unit.Rollout.Value.ID)
+	return s.Trouble == nil && old.Index != 0 && (s.Ended || s.Over || old.Value.Rollout != s.Unit.Rollout.Value.ID)
 }
 
 // CommitRollout carries a step out, and returns Consul's index at which it has landed. Its error matches ErrRefused (see

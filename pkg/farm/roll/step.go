@@ -75,7 +75,7 @@ func StepOf(s *Seen, d *rollout.Decision, who string) *store.RolloutStep {
 	}
 	step := &store.RolloutStep{Unit: s.Unit, Schema: s.Schema.Index, Breaker: s.Breaker.Index, RCs: withDeleted(s, d, who), Ended: d.Ended}
 	if d.Write || d.Ended {
-		step.Record = &d.Record
+		step.Record, step.Over = &d.Record, goesOn(&d.Record)
 	}
 	if len(d.Audit) > 0 || d.Ended {
 		a := store.NewAudit(who, deedOf(d), rcOf(d), d.Audit)
@@ -189,10 +189,15 @@ func Trouble(u *store.Unit) string {
 		return t.Value.Reason
 	case u.Rollout.Index == 0 || r.ID != t.Value.Rollout:
 		return ""
-	case r.State == rollout.Progressing || r.State == rollout.WaitingForPromote:
-		if !strings.HasPrefix(r.BlockedReason, CannotWork) {
-			return ""
-		}
+	case goesOn(r):
+		return ""
 	}
 	return t.Value.Reason
+}
+
+// goesOn reports whether a rollout moves, or waits for what it should wait for, so that nothing of it is for people to
+// mend.
+func goesOn(r *rollout.Record) bool {
+	return (r.State == rollout.Progressing || r.State == rollout.WaitingForPromote) &&
+		!strings.HasPrefix(r.BlockedReason, CannotWork)
 }

@@ -111,6 +111,35 @@ func TestTrouble(t *testing.T) {
 	}
 }
 
+// What people were alerted to is forgotten once the rollout goes on: they are not told of it again where an operator
+// pauses it later.
+func TestATroubleThatIsOverIsForgotten(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		state   rollout.State
+		blocked string
+		alert   string
+		forgets bool
+	}{
+		"it was resumed":             {state: rollout.Progressing, forgets: true},
+		"it waits for promote":       {state: rollout.WaitingForPromote, forgets: true},
+		"the breaker blocks it":      {state: rollout.Progressing, blocked: "the breaker", forgets: true},
+		"it is paused":               {state: rollout.Paused},
+		"it rolls back":              {state: rollout.RollingBack},
+		"it cannot be worked on":     {state: rollout.Progressing, blocked: roll.CannotWork + "x"},
+		"there is something else":    {state: rollout.Progressing, alert: "it waits"},
+		"it failed, and people know": {state: rollout.Failed, alert: "it has failed"},
+	} {
+		s := seen()
+		s.Unit.Trouble = store.Rec[store.RolloutTrouble]{Value: *told("one", false), Index: troubleIndex}
+		d := rollout.Decision{Record: s.Unit.Rollout.Value, Write: true, Alert: tt.alert, Ended: tt.state.Ended()}
+		d.Record.State, d.Record.BlockedReason = tt.state, tt.blocked
+		if got := roll.StepOf(s, &d, "f").ForgetsTrouble(); got != tt.forgets {
+			t.Errorf("%s: forgotten %t, want %t", name, got, tt.forgets)
+		}
+	}
+}
+
 func told(of string, ended bool) *store.RolloutTrouble {
 	return &store.RolloutTrouble{Rollout: of, Reason: "why", Ended: ended}
 }
