@@ -16,7 +16,7 @@ import (
 // The pod that runs once is not placed where the rollout vanishes just before that: nobody would wait for its end.
 func TestRollingAPreDeployWhoseRolloutVanishes(t *testing.T) {
 	t.Parallel()
-	s := newService(t, "n1")
+	s := newService(t, "n1", "once")
 	proxy := consultest.StartProxy(t, s.addr)
 	s.rollingFarm("f", proxy.Addr, nil)
 	s.first(2)
