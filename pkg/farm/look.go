@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/contain"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -51,27 +52,35 @@ func (u *unit) look(ctx context.Context) (again time.Duration, err error) {
 // the passes once more. Where the next step follows at once, that is left to another look.
 func (u *unit) work(ctx context.Context, v *view, consistent bool) (again time.Duration, waits bool, err error) {
 	for range 2 {
-		if again, waits, err = u.passes(ctx, &v, consistent); err != nil {
+		made, err := u.passes(ctx, &v, consistent)
+		if err != nil {
 			return 0, false, err
 		}
 		if v.Rollout.Index == 0 {
 			u.rollEnds()
-			return again, waits, nil
+			return made.again, made.waits, made.failed
 		}
 		if v, err = u.fresh(ctx, v, consistent); err != nil {
-			return 0, false, err
+			return 0, false, errors.Join(made.failed, err)
 		}
 		stepped, after, err := u.roll(ctx, v)
-		if err != nil || !stepped {
-			return soonest(again, after), waits && after == 0, err
+		if err = errors.Join(made.failed, err); err != nil || !stepped {
+			return soonest(made.again, after), made.waits && after == 0, err
 		}
 	}
 	return time.Millisecond, false, nil
 }
 
-// passes makes a pass over each controller of a unit. It leaves the view that the last of them has seen.
-func (u *unit) passes(ctx context.Context, seen **view, consistent bool) (again time.Duration, waits bool, err error) {
-	var errs []error
+// passed is what passes over all controllers of a unit came to.
+type passed struct {
+	again  time.Duration // when to look again even if nothing rings; zero: not at all
+	waits  bool          // one asked nodes for something, and for nothing else
+	failed error         // of those that failed; the others went well, and so may the rollout
+}
+
+// passes makes a pass over each controller of a unit. It leaves the view that the last of them has seen. With an error
+// nothing more can be done for the unit.
+func (u *unit) passes(ctx context.Context, seen **view, consistent bool) (made passed, err error) {
 	wrote, awaits := false, false
 	v := *seen
 	defer func() {
@@ -81,7 +90,7 @@ func (u *unit) passes(ctx context.Context, seen **view, consistent bool) (again 
 	}()
 	for _, id := range v.IDs() {
 		if v, err = u.fresh(ctx, v, consistent); err != nil {
-			return 0, false, errors.Join(append(errs, err)...)
+			return passed{}, errors.Join(made.failed, err)
 		}
 		h := v.Heads[id]
 		if h == nil || !h.Owned() {
@@ -90,33 +99,37 @@ func (u *unit) passes(ctx context.Context, seen **view, consistent bool) (again 
 		c := u.meet(id, h)
 		before := v.writes
 		after, err := c.look(ctx, v)
-		waits, awaits, wrote = waits || c.memory.waits, awaits || c.memory.awaits, wrote || v.stale || v.writes > before
+		made.waits, awaits = made.waits || c.memory.waits, awaits || c.memory.awaits
+		wrote = wrote || v.stale || v.writes > before
 		switch {
 		case err == nil:
-			again = soonest(again, after)
+			made.again = soonest(made.again, after)
 			u.kit.metrics.unreadable("rc/"+id, 0)
 		case errors.Is(err, errRecordGone) && v.alone(id):
-			return 0, false, err
+			return passed{}, err
 		case errors.Is(err, errRecordGone):
 			u.forget(id)
-			again, v.stale = time.Millisecond, true
+			made.again, v.stale = time.Millisecond, true
 		case ctx.Err() != nil, errors.Is(err, store.ErrLost), errors.Is(err, store.ErrWentBack):
-			return 0, false, err
+			return passed{}, err
 		case contain.Is(err) != nil, store.IsCorrupt(err):
 			u.kit.metrics.unreadable("rc/"+id, 1)
 			c.log.WithError(err).Error("controller cannot be worked on")
-			again = soonest(again, troubled)
-			v.stale = true
+			made.again = soonest(made.again, troubled)
+			c.memory.found, v.stale = unknown, true
 		default:
-			errs = append(errs, err)
-			v.stale = true
+			made.failed = errors.Join(made.failed, err)
+			c.memory.found, v.stale = unknown, true
 		}
 	}
 	if wrote && awaits { // what one controller waits for may be what another one's status says by now
-		again = time.Millisecond
+		made.again = time.Millisecond
 	}
-	return again, waits, errors.Join(errs...)
+	return made, nil
 }
+
+// unknown is what is found where a pass failed: a status of no generation, which no decision relies on.
+var unknown = &rc.Status{}
 
 // fresh returns the view, or another one where something of it was written. Where a write may linger the fence moves
 // before anything is read (R9).

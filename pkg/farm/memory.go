@@ -29,7 +29,7 @@ type memory struct {
 	notified map[string]bool // what was told and is not stored yet, by alert.Tell.ID
 
 	reported time.Time  // when a status was written last
-	found    *rc.Status // what the last pass found, also where it was not written; nil: the pass failed
+	found    *rc.Status // what the last pass found, also where it was not written; nil: it did not come so far
 }
 
 // maxUnfit is how many nodes without room are remembered for one pod: a scheduler that names more has to find room by itself.

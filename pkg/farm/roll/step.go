@@ -17,7 +17,8 @@ type Seen struct {
 	Unit    *store.Unit
 	Schema  store.Rec[store.Schema]
 	Breaker store.Rec[store.Breaker]
-	// Found are the statuses of the controllers as the passes of this look found them, by id. Of others the stored one counts.
+	// Found are the statuses of the controllers as the passes of this look found them, by id: of no generation, so that
+	// nothing relies on it, where a pass failed. Of others the stored one counts.
 	Found map[string]*rc.Status
 	// Ran are what nodes report of the pod that runs once, where the rollout has one.
 	Ran     []pod.Reality
