@@ -158,7 +158,7 @@ func (u *unit) rollSuffers(ctx context.Context, panicked *contain.Panic) {
 // the controller of a pre_deploy counts as disabled, so that its program, which may have run, does not run again.
 func (ps *reader) readRollout() {
 	s, record := ps.snapshot, &ps.Rollout.Value
-	if ps.carrier() == ps.id {
+	if ps.tellsTrouble() == ps.id {
 		s.RolloutTrouble = roll.Trouble(&ps.Unit)
 	}
 	preDeploy := rc.IsPreDeploy(ps.id)
@@ -173,9 +173,9 @@ func (ps *reader) readRollout() {
 	}
 }
 
-// carrier returns the controller whose status says what is wrong with the rollout of the unit: of those that can be read the oldest
+// tellsTrouble returns the controller whose status says what is wrong with the rollout of the unit: of those that can be read the oldest
 // revision that is not deleted. The newest may go when its rollout fails, and the same would be told a second time.
-func (v *view) carrier() (id string) {
+func (v *view) tellsTrouble() (id string) {
 	for _, next := range v.IDs() {
 		if h := v.Heads[next]; h.Exists() && h.Err == nil && !rc.IsPreDeploy(next) && (id == "" || h.RC.Value.DeletedAt == nil) {
 			id = next
