@@ -144,6 +144,8 @@ func TestNodesWithoutARackAreTheLastResort(t *testing.T) {
 		t.Errorf("pods are on %v, want one on each node of a rack and one elsewhere", on)
 	}
 	c.racks(map[string]int{"c": 2})
+	c.apply("seen", testManifest("seen", 0), func(r *rc.RC) { r.NodeSelector = "rack=c" })
+	c.converged("seen", 1) // the farm has seen the nodes
 	c.apply("web", testManifest("web", 0), one(6))
 	c.converged("web", 6)
 	if on := c.placedIn("web"); len(on["c"]) != 1 {
