@@ -180,7 +180,10 @@ func (f *fleet) trouble(kind int, members []*member, h *history, round int, begi
 	begun := h.count("begin")
 	switch kind {
 	case 0: // paused in the middle of a write, which lands later if it can
-		members[i].gate.shut()
+		if !members[i].gate.shut() {
+			f.trouble(kind, members, h, round, begin) // with the leader of now
+			return
+		}
 		f.destroySessions(members[i])
 		f.begins(h, begun)
 		members[i].gate.reopen()

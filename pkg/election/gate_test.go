@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 )
 
 // gate stands between a client and Consul. While it is shut nothing passes from the client on, and what it has sent arrives when the gate is
@@ -92,13 +93,20 @@ func (g *gate) pass(in, out net.Conn) {
 	}
 }
 
-// shut closes the gate, and returns when a transaction waits at it.
-func (g *gate) shut() {
+// shut closes the gate, and returns when a transaction waits at it. It opens the gate again and reports false where the client sends none:
+// it may have stopped to lead just before.
+func (g *gate) shut() bool {
 	g.mu.Lock()
 	held := make(chan struct{})
 	g.open, g.held = make(chan struct{}), held
 	g.mu.Unlock()
-	<-held
+	select {
+	case <-held:
+		return true
+	case <-time.After(5 * time.Second): // a leader writes all the time
+		g.reopen()
+		return false
+	}
 }
 
 func (g *gate) reopen() {
