@@ -120,8 +120,10 @@ func TestCheckRecord(t *testing.T) {
 		"gate":       {func(r *rollout.Record) { r.Gate.Index = -1 }, "gate.index: -1"},
 		"stage":      {func(r *rollout.Record) { r.Stage = -1 }, "stage: -1"},
 		"rev number": {func(r *rollout.Record) { r.Revisions[0].Rev = math.MaxInt64 }, "incomplete"},
-		"units": {func(r *rollout.Record) { r.Revisions[1].RC = foreign + "-2" },
-			"two units, " + web1 + " and " + foreign + "-2"},
+		"units": {
+			func(r *rollout.Record) { r.Revisions[1].RC = foreign + "-2" },
+			"two units, " + web1 + " and " + foreign + "-2",
+		},
 		"alone":     {func(r *rollout.Record) { r.Revisions[1].RC = "alone" }, "two units, " + web1 + " and alone"},
 		"first run": {func(r *rollout.Record) { r.PreDeploy.RC = foreign + "-2-pre" }, `names "` + foreign + `-2-pre"`},
 		"no run":    {func(r *rollout.Record) { r.PreDeploy.RC = "" }, `names "" as the controller that runs before it`},

@@ -138,8 +138,17 @@ func TestRecordsCanBeCopied(t *testing.T) {
 		}
 	}
 	for _, v := range []any{
-		pod.Placement{}, pod.Reality{}, pod.Intent{}, rc.RC{}, rc.Status{}, rollout.Record{}, Schema{}, Breaker{},
-		RolloutTrouble{}, node.Node{}, node.Ops{},
+		pod.Placement{},
+		pod.Reality{},
+		pod.Intent{},
+		rc.RC{},
+		rc.Status{},
+		rollout.Record{},
+		Schema{},
+		Breaker{},
+		RolloutTrouble{},
+		node.Node{},
+		node.Ops{},
 	} {
 		walk(reflect.TypeOf(v), fmt.Sprintf("%T", v))
 	}

@@ -124,8 +124,10 @@ func TestAStepDependsOnNoReport(t *testing.T) {
 	t.Parallel()
 	farm, fence := begun(t)
 	s := moved(next(t, farm, fence))
-	for _, key := range []string{farm.keys.Statuses.Key(oldID), farm.keys.Drops.Key(testUnit),
-		farm.keys.Bells.Key(testUnit), farm.keys.RolloutTroubles.Key(testUnit)} {
+	for _, key := range []string{
+		farm.keys.Statuses.Key(oldID), farm.keys.Drops.Key(testUnit),
+		farm.keys.Bells.Key(testUnit), farm.keys.RolloutTroubles.Key(testUnit),
+	} {
 		if err := touch(t, farm, key); err != nil {
 			t.Fatal(err)
 		}
@@ -276,8 +278,10 @@ func TestTheEndOfARollout(t *testing.T) {
 // What the history is like keeps no rollout from ending, unless it changes under the step.
 func TestARolloutEndsWhateverItsHistory(t *testing.T) {
 	t.Parallel()
-	for name, value := range map[string]string{"unreadable": "{",
-		"of another rollout": `{"service":"web","revision":2,"rollout":"zero"}`, "missing": ""} {
+	for name, value := range map[string]string{
+		"unreadable":         "{",
+		"of another rollout": `{"service":"web","revision":2,"rollout":"zero"}`, "missing": "",
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			farm, fence := begun(t)

@@ -80,8 +80,10 @@ func TestRolloutForAController(t *testing.T) {
 	change := func() error {
 		rec := unitNow(t, farm).Heads[oldID].RC
 		rec.Value.Generation++
-		return operator.ChangeRC(t.Context(), RCChange{RC: rec.Value, Index: rec.Index,
-			Audit: NewAudit("op", "scale", oldID, nil)})
+		return operator.ChangeRC(t.Context(), RCChange{
+			RC: rec.Value, Index: rec.Index,
+			Audit: NewAudit("op", "scale", oldID, nil),
+		})
 	}
 	if err := change(); !errors.Is(err, ErrConflict) || !consul.RefusedOn(err, farm.keys.Rollouts.Key(testUnit)) {
 		t.Errorf("changed past its rollout: %v", err)

@@ -48,8 +48,10 @@ func rollingOn(id string) rollout.Record {
 	return rollout.Record{
 		ID: "r1", Service: "web", Strategy: rollout.InPlaceStrategy, State: rollout.Progressing, Groups: groups(1),
 		Phase: rollout.Planning,
-		Revisions: []rollout.Revision{{RC: id, Name: "web-r1", Rev: 1, Manifest: "m", Direction: rollout.Up,
-			Before: groups(1)}},
+		Revisions: []rollout.Revision{{
+			RC: id, Name: "web-r1", Rev: 1, Manifest: "m", Direction: rollout.Up,
+			Before: groups(1),
+		}},
 	}
 }
 
@@ -157,8 +159,11 @@ func TestABatchDependsOnItsUnit(t *testing.T) {
 		}{
 			{"a pod dropped", []consul.Op{consul.Set(keys.Drops.Key(b), []byte("y"))}, true},
 			{"the record beside moved", []consul.Op{consul.Set(keys.RCs.Key(b), []byte("{ }"))}, false},
-			{"both", []consul.Op{consul.Set(keys.RCs.Key(b), []byte("{  }")), consul.Set(keys.Drops.Key(a), []byte("z"))},
-				false},
+			{
+				"both",
+				[]consul.Op{consul.Set(keys.RCs.Key(b), []byte("{  }")), consul.Set(keys.Drops.Key(a), []byte("z"))},
+				false,
+			},
 			{"a rollout began", []consul.Op{consul.Set(keys.Rollouts.Key(a), []byte("{"))}, false},
 			{"the rollout moved", []consul.Op{consul.Set(keys.Rollouts.Key(a), []byte("{ "))}, false},
 			{"the rollout ended", []consul.Op{consul.Delete(keys.Rollouts.Key(a))}, false},
@@ -261,18 +266,30 @@ func TestAbandon(t *testing.T) {
 		"all":                      {rollout: string(asJSON(rollingOn(gone))), whole: true},
 		"a rollout cannot be read": {rollout: "{", whole: true},
 		"without a rollout":        {whole: true},
-		"the rollout changed": {rollout: "{", whole: true, refused: true, left: 4,
-			between: func(k *Keys, _ Fence) consul.Op { return consul.Set(k.Rollouts.Key(testUnit), []byte("{ }")) }},
-		"the rollout came": {whole: true, left: 1,
-			between: func(k *Keys, _ Fence) consul.Op { return consul.Set(k.Rollouts.Key(testUnit), []byte("{ }")) }},
-		"the controller came": {rollout: "{", whole: true, refused: true, left: 4,
-			between: func(k *Keys, _ Fence) consul.Op { return consul.Set(k.RCs.Key(gone), []byte("{}")) }},
-		"the fence moved": {rollout: "{", whole: true, refused: true, left: 4,
-			between: func(_ *Keys, f Fence) consul.Op { return consul.Set(f.Key, []byte("{}")) }},
-		"the fence moved, a part": {rollout: "{", refused: true, left: 4,
-			between: func(_ *Keys, f Fence) consul.Op { return consul.Set(f.Key, []byte("{}")) }},
-		"the rollout changed, a part": {rollout: "{", left: 3,
-			between: func(k *Keys, _ Fence) consul.Op { return consul.Set(k.Rollouts.Key(testUnit), []byte("{ }")) }},
+		"the rollout changed": {
+			rollout: "{", whole: true, refused: true, left: 4,
+			between: func(k *Keys, _ Fence) consul.Op { return consul.Set(k.Rollouts.Key(testUnit), []byte("{ }")) },
+		},
+		"the rollout came": {
+			whole: true, left: 1,
+			between: func(k *Keys, _ Fence) consul.Op { return consul.Set(k.Rollouts.Key(testUnit), []byte("{ }")) },
+		},
+		"the controller came": {
+			rollout: "{", whole: true, refused: true, left: 4,
+			between: func(k *Keys, _ Fence) consul.Op { return consul.Set(k.RCs.Key(gone), []byte("{}")) },
+		},
+		"the fence moved": {
+			rollout: "{", whole: true, refused: true, left: 4,
+			between: func(_ *Keys, f Fence) consul.Op { return consul.Set(f.Key, []byte("{}")) },
+		},
+		"the fence moved, a part": {
+			rollout: "{", refused: true, left: 4,
+			between: func(_ *Keys, f Fence) consul.Op { return consul.Set(f.Key, []byte("{}")) },
+		},
+		"the rollout changed, a part": {
+			rollout: "{", left: 3,
+			between: func(k *Keys, _ Fence) consul.Op { return consul.Set(k.Rollouts.Key(testUnit), []byte("{ }")) },
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -300,8 +317,10 @@ func TestAbandon(t *testing.T) {
 					t.Error(err)
 				}
 				n := 0
-				for _, key := range []string{k.Statuses.Key(gone), fence.Key, k.Rollouts.Key(testUnit),
-					k.RolloutTroubles.Key(testUnit)} {
+				for _, key := range []string{
+					k.Statuses.Key(gone), fence.Key, k.Rollouts.Key(testUnit),
+					k.RolloutTroubles.Key(testUnit),
+				} {
 					there, err := st.exists(ctx, key)
 					if err != nil {
 						t.Error(err)
