@@ -196,7 +196,8 @@ const maxAnswered = 32
 func (ps *writer) newBatch(plan *reconcile.Plan) *batch {
 	b := &batch{Batch: store.Batch{Fence: ps.mem.fence, RCID: ps.id, RCIndex: ps.head.RC.Index, Beside: ps.beside()}}
 	if ps.head.RC.Value.Service != nil || rc.IsPreDeploy(ps.id) {
-		b.Rollout = &ps.view.Rollout.Index
+		index := ps.view.Rollout.Index
+		b.Rollout = &index
 	}
 	if ps.minimum != nil {
 		b.Newest = ps.minimum.newest() // or another one: see commitLeaving

@@ -48,8 +48,8 @@ func (u *unit) look(ctx context.Context) (again time.Duration, err error) {
 	return again, err
 }
 
-// work makes a pass over each controller of a unit, and the next step of its rollout from what these have found. After a step it makes
-// the passes once more. Where the next step follows at once, that is left to another look.
+// work makes a pass over each controller of a unit, and the next step of its rollout from what these have found. After
+// a step it makes the passes once more. Where the next step follows at once, that is left to another look.
 func (u *unit) work(ctx context.Context, v *view, consistent bool) (again time.Duration, waits bool, err error) {
 	for range 2 {
 		made, err := u.passes(ctx, &v, consistent)
@@ -128,7 +128,7 @@ func (u *unit) passes(ctx context.Context, seen **view, consistent bool) (made p
 	return made, nil
 }
 
-// unknown is what is found where a pass failed: a status of no generation, which no decision relies on.
+// unknown stands for the status of a controller whose pass failed. It has no generation, so no decision relies on it.
 var unknown = &rc.Status{}
 
 // fresh returns the view, or another one where something of it was written. Where a write may linger the fence moves

@@ -69,7 +69,7 @@ func (f *Farm) observe() {
 // commit carries a batch out, counts it, and has the nodes told that do not watch: nothing else writes intents.
 func (ps *writer) commit(ctx context.Context, b *batch) error {
 	untold := ps.untold(b)
-	b.Indexed = len(untold) > 0 || ps.view.shared()
+	b.Indexed = len(untold) > 0 || ps.view.readOn()
 	err := ps.kit.writes.Commit(ctx, &b.Batch)
 	ps.kit.metrics.committed(b.actions, err)
 	ps.kit.usage.wrote(b.Reservations, err == nil, time.Now())
@@ -90,8 +90,8 @@ func (ps *writer) commit(ctx context.Context, b *batch) error {
 	return err
 }
 
-// countsEvery is how often a status is written that only counts how many pods have come or gone. Each is a write that nobody waits for, and
-// most often the one that says that all have comes at once.
+// countsEvery is how often a status is written that only counts how many pods have come or gone. Each is a write that
+// nobody waits for, and most often the one that says that all have comes at once.
 const countsEvery = 200 * time.Millisecond
 
 // statusMayWait returns how long a status may stay unwritten, zero for not at all: it says nothing but how many of the pods that nodes

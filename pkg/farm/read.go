@@ -47,8 +47,8 @@ func (ps *reader) read(ctx context.Context) error {
 	return ps.addRequests(ctx, s, ps.head.Requests)
 }
 
-// companions returns the controllers of the other revisions of the service, those that are deleted too. Those without a record are left
-// out: the farm does not work on them, and they hold nothing up.
+// companions returns the controllers of the other revisions of the service, those that are deleted too. Those without a
+// record are left out: the farm does not work on them, and they hold nothing up.
 func (ps *reader) companions() (companions []reconcile.Companion) {
 	if ps.head.RC.Value.Service == nil || !heedCompanions {
 		return nil

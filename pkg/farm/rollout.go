@@ -12,8 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// rolling is what the owner of a unit remembers of its rollout. Nothing is decided by it, but that a stage times out only after
-// this process has watched it for that long: the next owner goes on from the records.
+// rolling is what the owner of a unit remembers of its rollout. Nothing is decided by it, but that a stage times out
+// only after this process has watched it for that long: the next owner goes on from the records.
 type rolling struct {
 	gate     roll.Gate
 	progress watched
@@ -34,8 +34,8 @@ func (w *watched) see(at, now time.Time) time.Duration {
 	return now.Sub(w.since)
 }
 
-// roll makes the next step of the unit's rollout, if there is one to make: it is decided from what the passes of this look have found,
-// and written alone. It reports whether a step was written, and when to look again.
+// roll makes the next step of the unit's rollout, if there is one to make: it is decided from what the passes of this
+// look have found, and written alone. It reports whether a step was written, and when to look again.
 func (u *unit) roll(ctx context.Context, v *view) (stepped bool, again time.Duration, err error) {
 	if v.Rollout.Index == 0 || v.RolloutErr != nil {
 		u.rollEnds()
@@ -126,8 +126,9 @@ func (u *unit) seen(ctx context.Context, v *view) (*roll.Seen, error) {
 	return s, err
 }
 
-// rollSuffers tells of a look at a rollout that panicked: its stack in the log, once, and in the record and to people that the rollout
-// cannot be worked on. Before that the fence moves. The next look that goes well takes the reason away.
+// rollSuffers tells of a look at a rollout that panicked: its stack in the log, once, and in the record and to people
+// that the rollout cannot be worked on. Before that the fence moves. The next look that goes well takes the reason
+// away.
 func (u *unit) rollSuffers(ctx context.Context, panicked *contain.Panic) {
 	u.kit.rollouts.Panicked()
 	if u.rolling.panicked != panicked.Error() {
@@ -154,8 +155,9 @@ func (u *unit) rollSuffers(ctx context.Context, panicked *contain.Panic) {
 	}
 }
 
-// readRollout takes in the rollout of the unit, where it is in charge of the controller. One that cannot be read may be. Without its rollout
-// the controller of a pre_deploy counts as disabled, so that its program, which may have run, does not run again.
+// readRollout takes in the rollout of the unit, where it is in charge of the controller. One that cannot be read may
+// be. Without its rollout the controller of a pre_deploy counts as disabled, so that its program, which may have run,
+// does not run again.
 func (ps *reader) readRollout() {
 	s, record := ps.snapshot, &ps.Rollout.Value
 	if ps.tellsTrouble() == ps.id {
@@ -173,8 +175,9 @@ func (ps *reader) readRollout() {
 	}
 }
 
-// tellsTrouble returns the controller whose status says what is wrong with the rollout of the unit: of those that can be read the oldest
-// revision that is not deleted. The newest may go when its rollout fails, and the same would be told a second time.
+// tellsTrouble returns the controller whose status says what is wrong with the rollout of the unit: of those that can
+// be read the oldest revision that is not deleted. The newest may go when its rollout fails, and the same would be told
+// a second time.
 func (v *view) tellsTrouble() (id string) {
 	for _, next := range v.IDs() {
 		if h := v.Heads[next]; h.Exists() && h.Err == nil && !rc.IsPreDeploy(next) && (id == "" || h.RC.Value.DeletedAt == nil) {

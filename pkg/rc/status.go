@@ -88,7 +88,8 @@ const (
 	WaitsForService ConditionType = "WaitsForService"
 	// RolloutGone: an upgrade in place has a limit, and the rollout that would move it is gone.
 	RolloutGone ConditionType = "RolloutGone"
-	// RolloutTrouble: the service's rollout has failed, rolls back or pauses by itself, or its record cannot be read. The oldest revision that stays says so.
+	// RolloutTrouble: the service's rollout has failed, rolls back or pauses by itself, or its record cannot be read.
+	// The oldest revision that stays says so.
 	RolloutTrouble ConditionType = "RolloutTrouble"
 	// AwaitsStop: an index of an ordered group is not placed, because nothing proves that its copy on a lost node has stopped.
 	AwaitsStop ConditionType = "AwaitsStop"

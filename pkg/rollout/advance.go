@@ -247,7 +247,8 @@ func (w *Work) reached(up, down []*Member) int {
 	return max(-rc.MaxPods, min(n, rc.MaxPods)) // as Check allows
 }
 
-// noteEvery is how often progress is noted within a stage at most. Each note is a write, and pods come one after the other.
+// noteEvery is how often progress is noted within a stage at most. Each note is a write, and pods come one after the
+// other.
 const noteEvery = time.Second
 
 // progress notes that the stage got further than it ever was. What is unknown is no progress.

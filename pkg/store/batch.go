@@ -22,8 +22,8 @@ type Batch struct {
 	RCIndex uint64 // zero: there must be no record, as when orphans without a controller are swept
 	// Beside are the indices of the records of the unit's other controllers, by id: operators change them, too.
 	Beside map[string]uint64
-	// Rollout is the index of the record of the unit's rollout, zero for none; nil: the controller is of no service, and
-	// runs before no revision of one.
+	// Rollout is the index of the record of the unit's rollout, zero for none; nil: the controller is of no service,
+	// and runs before no revision of one.
 	Rollout *uint64
 	// Newest is the last reported of the realities that are relied on besides; nil: none is.
 	Newest *Reported
@@ -32,8 +32,8 @@ type Batch struct {
 	Status *rc.Status
 	// Indexed: Commit says where the batch has landed also if it has no status.
 	Indexed bool
-	// Landed is Consul's index at which the batch has landed; Commit fills it, and that of each placement, in where there
-	// is a status, or Indexed.
+	// Landed is Consul's index at which the batch has landed; Commit fills it, and that of each placement, in where
+	// there is a status, or Indexed.
 	Landed uint64
 }
 
@@ -132,11 +132,11 @@ func (t *underLock) fencedIndices(ctx context.Context, ops []consul.Op) (map[str
 // LockRefused reports whether a transaction was refused because its fence does not hold.
 func LockRefused(err error, f Fence) bool { return consul.RefusedOn(err, f.Key) }
 
-// Finish removes what is left of a deleted controller: record, name, requests and status. With the last one of its unit go the unit's bell,
-// drops, lock and rollout, if the bell has not rung since it was read at last, which is its index: zero for a controller that is not the last. It
-// returns like Commit.
-// schemaIndex is a condition too: nothing is forgotten in a world that has become another one (R1). An error that matches
-// neither ErrRefused nor ErrUnknown says that the name could not be read, and nothing was sent.
+// Finish removes what is left of a deleted controller: record, name, requests and status. With the last one of its unit
+// go the unit's bell, drops, lock and rollout, if the bell has not rung since it was read at last, which is its index:
+// zero for a controller that is not the last. It returns like Commit. schemaIndex is a condition too: nothing is
+// forgotten in a world that has become another one (R1). An error that matches neither ErrRefused nor ErrUnknown says
+// that the name could not be read, and nothing was sent.
 func (t *Owners) Finish(ctx context.Context, f Fence, rec Rec[rc.RC], last uint64, schemaIndex uint64, a Audit) error {
 	id := rec.Value.ID
 	ops := append(f.Ops(), consul.CheckIndex(t.keys.Schema.Key(), schemaIndex), t.sameRC(id, rec.Index))
@@ -169,8 +169,8 @@ func (t *Duties) RestoreBreaker(ctx context.Context) error {
 	return t.create(ctx, cas(t.keys.Breaker.Key(), Breaker{}, 0))
 }
 
-// Abandon removes the statuses of controllers that have no record. With a unit, which has no controller left, the unit's lock goes
-// too, and its rollout if it is as it was read.
+// Abandon removes the statuses of controllers that have no record. With a unit, which has no controller left, the
+// unit's lock goes too, and its rollout if it is as it was read.
 func (t *Owners) Abandon(ctx context.Context, f Fence, gone []string, left *Unit) error {
 	ops := f.Ops()
 	for _, id := range gone {

@@ -217,9 +217,10 @@ type DeployManifest struct {
 	Signature string // empty: the stored one stays
 }
 
-// Deploy begins a rollout in one transaction: its record, controllers with what new ones have besides, bells, manifests, and all that
-// is given besides. It returns ErrConflict when anything is not as it was read, with the keys in the text; ErrTooLarge; ErrUnknown when
-// the context ended before the outcome was known. A landing is told by its audit record.
+// Deploy begins a rollout in one transaction: its record, controllers with what new ones have besides, bells,
+// manifests, and all that is given besides. It returns ErrConflict when anything is not as it was read, with the keys
+// in the text; ErrTooLarge; ErrUnknown when the context ended before the outcome was known. A landing is told by its
+// audit record.
 func (s *Deployments) Deploy(ctx context.Context, d Deploy) error {
 	service, unit := d.Rollout.Value.Service, d.Rollout.Value.Unit()
 	ops := []consul.Op{sameRecord(s.keys.Schema.Key(), d.SchemaIndex), cas(s.keys.Rollouts.Key(unit), d.Rollout.Value, d.Rollout.Index)}

@@ -57,8 +57,8 @@ func (s *Deployments) OwnerOf(ctx context.Context, unit string) (farmID string, 
 	return ownerOf(found[key]), nil
 }
 
-// RolloutStep is one step of a rollout, which the owner of its unit writes. It lands whole or not at all, and only while the fence
-// holds and all that it was decided from is as it was read.
+// RolloutStep is one step of a rollout, which the owner of its unit writes. It lands whole or not at all, and only
+// while the fence holds and all that it was decided from is as it was read.
 type RolloutStep struct {
 	Fence   Fence
 	Unit    *Unit
@@ -79,8 +79,9 @@ func (s *RolloutStep) ForgetsTrouble() bool {
 	return s.Trouble == nil && old.Index != 0 && (s.Ended || s.Over || old.Value.Rollout != s.Unit.Rollout.Value.ID)
 }
 
-// CommitRollout carries a step out, and returns Consul's index at which it has landed. Its error matches ErrRefused (see
-// LockRefused) or ErrUnknown. One that matches none of them says that what the service was could not be read, and nothing was sent.
+// CommitRollout carries a step out, and returns Consul's index at which it has landed. Its error matches ErrRefused
+// (see LockRefused) or ErrUnknown. One that matches none of them says that what the service was could not be read, and
+// nothing was sent.
 func (t *Batches) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64, err error) {
 	unit, was := s.Unit.ID, &s.Unit.Rollout
 	ops := append(s.Fence.Ops(), sameRecord(t.keys.Schema.Key(), s.Schema))
@@ -106,7 +107,8 @@ func (t *Batches) CommitRollout(ctx context.Context, s *RolloutStep) (index uint
 		if err != nil {
 			return 0, err
 		}
-		// A delete by index is accepted also where the record is gone, so that the outcome would be written a second time.
+		// A delete by index is accepted also where the record is gone, so that the outcome would be written a second
+		// time.
 		ops = append(append(ops, outcome...), consul.CheckIndex(key, was.Index), consul.Delete(key))
 	case s.Record != nil:
 		ops = append(ops, cas(key, s.Record, was.Index))
@@ -129,8 +131,8 @@ func (t *Batches) CommitRollout(ctx context.Context, s *RolloutStep) (index uint
 	return index, err
 }
 
-// outcomeOps lists what writes how a rollout ended into the history of its service: into the entry of the revision that it was for. An
-// entry that is missing, or that cannot be read, keeps no rollout from ending.
+// outcomeOps lists what writes how a rollout ended into the history of its service: into the entry of the revision that
+// it was for. An entry that is missing, or that cannot be read, keeps no rollout from ending.
 func (t *Batches) outcomeOps(ctx context.Context, s *RolloutStep) ([]consul.Op, error) {
 	r := &s.Unit.Rollout.Value
 	if s.Record != nil {
@@ -169,8 +171,9 @@ type RolloutAsk struct {
 // ErrAsked means that something else was asked of a rollout, and has not been looked at yet.
 var ErrAsked = errors.New("something else was asked, and not looked at yet")
 
-// AskRollout notes what an operator asks of a rollout, for the owner of its unit to carry out. It returns ErrNotFound where there is no rollout,
-// ErrConflict where it is another one than the operator has seen, or changes without end, ErrAsked, or *CorruptError.
+// AskRollout notes what an operator asks of a rollout, for the owner of its unit to carry out. It returns ErrNotFound
+// where there is no rollout, ErrConflict where it is another one than the operator has seen, or changes without end,
+// ErrAsked, or *CorruptError.
 func (s *Operator) AskRollout(ctx context.Context, a RolloutAsk) error {
 	err := error(nil)
 	for range askTries {

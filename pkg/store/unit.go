@@ -20,8 +20,8 @@ type Unit struct {
 	BellIndex uint64 // zero: there is no bell
 	Drops     Drops
 	Heads     map[string]*Head // by controller id: of all that have any of what a head holds
-	// Rollout is that of the service; index zero: there is none, and with RolloutErr it cannot be read. Trouble is what stands beside it; one
-	// that cannot be read is none.
+	// Rollout is that of the service; index zero: there is none, and with RolloutErr it cannot be read. Trouble is what
+	// stands beside it; one that cannot be read is none.
 	Rollout    Rec[rollout.Record]
 	RolloutErr error
 	Trouble    Rec[RolloutTrouble]
@@ -56,8 +56,8 @@ func (t *Passes) ReadUnit(ctx context.Context, unit string, consistent bool) (Un
 
 func (t *underLock) unitKeys(unit string) consul.Reading {
 	return consul.Reading{
-		// The unit's own record and status are those of a controller without a service. What is below a prefix does not include
-		// the key that equals it.
+		// The unit's own record and status are those of a controller without a service. What is below a prefix does not
+		// include the key that equals it.
 		Keys: []string{
 			t.keys.Bells.Key(unit), t.keys.Drops.Key(unit), t.keys.RCs.Key(unit), t.keys.Statuses.Key(unit), t.keys.Rollouts.Key(unit),
 		},

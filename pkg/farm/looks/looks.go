@@ -1,5 +1,5 @@
-// Package looks tells whether another look at a unit can find anything that the last one has not: each change of it rings the
-// unit's bell, and a look reads the bell with all else.
+// Package looks tells whether another look at a unit can find anything that the last one has not: each change of it
+// rings the unit's bell, and a look reads the bell with all else.
 package looks
 
 import (
@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Looks is what is known of the looks at one unit. The zero value knows of none.
+// Looks remembers the last look at one unit, and what asks for the next one. The zero value remembers none.
 type Looks struct {
 	mu    sync.Mutex
 	asked bool      // for another reason than the bell, since the last look began
@@ -47,8 +47,9 @@ func (l *Looks) Again(after time.Duration) {
 	}
 }
 
-// Idle reports whether a look now would find nothing, and then when one is due, zero for never: bell is its index as watched last. A queue
-// keeps the first of several times only, so that the farm must ask for the next look where it spares one.
+// Idle reports whether a look now would find nothing, and then when one is due, zero for never: bell is its index as
+// watched last. A queue keeps the first of several times only, so that the farm must ask for the next look where it
+// spares one.
 func (l *Looks) Idle(bell uint64) (idle bool, left time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -61,7 +62,8 @@ func (l *Looks) Idle(bell uint64) (idle bool, left time.Duration) {
 	return true, left
 }
 
-// A unit whose looks take long leaves as much time to the others as it takes. A process that was paused does not rest for long.
+// A unit whose looks take long leaves as much time to the others as it takes. A process that was paused does not rest
+// for long.
 const (
 	RestFrom = 250 * time.Millisecond
 	RestMost = 2 * time.Second
@@ -91,7 +93,8 @@ const (
 	GatherMost  = 50 * time.Millisecond
 )
 
-// Gather returns how long a look should wait that the bell has asked for, zero for no longer; busy is how many looks are under way.
+// Gather returns how long a look should wait that the bell has asked for, zero for no longer; busy is how many looks
+// are under way.
 func (l *Looks) Gather(busy int64) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()

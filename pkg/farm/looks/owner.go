@@ -16,8 +16,9 @@ type Contender struct {
 	Selector labels.Selector
 }
 
-// Matching returns those of some farms whose selectors match the labels of a unit, which are read only where a selector asks for
-// labels. A unit that is gone is anybody's; one that cannot be read has no labels: farms without a selector may own it.
+// Matching returns those of some farms whose selectors match the labels of a unit, which are read only where a selector
+// asks for labels. A unit that is gone is anybody's; one that cannot be read has no labels: farms without a selector
+// may own it.
 func Matching(farms []Contender, labelsOf func() (store.Rec[rc.RC], error)) (ids []string, err error) {
 	gone := false
 	set := sync.OnceValues(func() (labels.Set, error) {

@@ -26,7 +26,8 @@ func (s *Snapshot) hasCompanions() bool {
 // bounded reports whether the service says how many pods all its revisions may have.
 func (s *Snapshot) bounded() bool { return s.hasCompanions() && s.ofService().bound > 0 }
 
-// ofService returns the limits that the records say: of several revisions that have a say the stricter one holds. A bound of zero is none.
+// ofService returns the limits that the records say: of several revisions that have a say the stricter one holds. A
+// bound of zero is none.
 func (s *Snapshot) ofService() (l limits) {
 	say := func(of *rc.Service) {
 		l.least = max(l.least, of.Min)

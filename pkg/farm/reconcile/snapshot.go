@@ -55,7 +55,8 @@ type Snapshot struct {
 	Rollout string
 	// RolloutIdle: the rollout in charge is paused or waits for promote, so that pods may leave their nodes.
 	RolloutIdle bool
-	// RolloutTrouble is what people are to be alerted to about the rollout, "" for nothing. One controller of the service is told of it.
+	// RolloutTrouble is what people are to be alerted to about the rollout, "" for nothing. One controller of the
+	// service is told of it.
 	RolloutTrouble string
 
 	lost    map[DeadNode]time.Time  // deaths of nodes whose machines were lost when they were looked at last, as the placements say, and since when

@@ -1,5 +1,5 @@
-// Package roll is what the owner of a service does for its rollout (ADR 16, ADR 29), apart from reading and writing: what a
-// decision is made from, what it writes, what people are alerted to, and the gates that it asks.
+// Package roll is what the owner of a service does for its rollout (ADR 16, ADR 29), apart from reading and writing:
+// what a decision is made from, what it writes, what people are alerted to, and the gates that it asks.
 package roll
 
 import (
@@ -26,8 +26,8 @@ type Question struct {
 // Ask asks a gate, once; an error is a no. See webhook.Ask.
 type Ask func(ctx context.Context, url string, timeout time.Duration, body any) error
 
-// Gate is the call of one rollout that is under way, or its answer. Calls run beside the looks: an operator can pause or abort
-// meanwhile. The zero value asks nobody.
+// Gate is the call of one rollout that is under way, or its answer. Calls run beside the looks: an operator can pause
+// or abort meanwhile. The zero value asks nobody.
 type Gate struct {
 	mu  sync.Mutex
 	now *asking // nil: nobody is asked
@@ -72,7 +72,8 @@ func (g *Gate) put(next *asking) {
 	g.now = next
 }
 
-// under reports whether the same call is being made, or has an answer that no look was given yet: it may have come while a step was written.
+// under reports whether the same call is being made, or has an answer that no look was given yet: it may have come
+// while a step was written.
 func (g *Gate) under(rolloutID string, call *rollout.GateCall) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -80,8 +81,8 @@ func (g *Gate) under(rolloutID string, call *rollout.GateCall) bool {
 	return a != nil && a.rollout == rolloutID && !a.given && a.call.Phase == call.Phase && a.call.Index == call.Index && a.call.Stage == call.Stage
 }
 
-// Call makes the call that a decision asked for, nil for none, and ends any other one. The decision has landed: what an answer said that
-// its look was given is in it. Answered is told when there is an answer.
+// Call makes the call that a decision asked for, nil for none, and ends any other one. The decision has landed: what an
+// answer said that its look was given is in it. Answered is told when there is an answer.
 func (g *Gate) Call(ctx context.Context, record *rollout.Record, call *rollout.GateCall, ask Ask, answered func(err error)) {
 	if call != nil && g.under(record.ID, call) {
 		return

@@ -11,7 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Metrics is what the owners of a farm count of rollouts. It outlives sessions. Every label value exists from the start, and none names a service.
+// Metrics is what the owners of a farm count of rollouts. It outlives sessions. Every label value exists from the
+// start, and none names a service.
 type Metrics struct {
 	running             *prometheus.GaugeVec
 	steps, ended, gates *prometheus.CounterVec
@@ -50,7 +51,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 }
 
-// Carries notes in which state the rollout of a unit is that this farm owns; "": it has none, or the unit is not the farm's any more.
+// Carries notes in which state the rollout of a unit is that this farm owns; "": it has none, or the unit is not the
+// farm's any more.
 func (m *Metrics) Carries(unit string, state rollout.State) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -134,8 +134,8 @@ func rcOf(d *rollout.Decision) string {
 	return d.Record.Revisions[len(d.Record.Revisions)-1].RC
 }
 
-// ranOnce is what the status of a controller of one pod, which is never started again, and what its node reports, say about its run;
-// nil: nothing yet.
+// ranOnce is what the status of a controller of one pod, which is never started again, and what its node reports, say
+// about its run; nil: nothing yet.
 func ranOnce(st *rc.Status, realities []pod.Reality) *rollout.PreDeployed {
 	if st != nil && st.Lost > 0 {
 		return &rollout.PreDeployed{Lost: true}
@@ -177,8 +177,9 @@ func Stopped(u *store.Unit, schema, breaker uint64, why string) *store.RolloutSt
 	}
 }
 
-// Trouble returns what people are to be alerted to about the rollout of a unit, "" for nothing. What a step wrote stands while the
-// rollout is paused, rolls back, or cannot be worked on; and once it has ended, until another one begins.
+// Trouble returns what people are to be alerted to about the rollout of a unit, "" for nothing. What a step wrote
+// stands while the rollout is paused, rolls back, or cannot be worked on; and once it has ended, until another one
+// begins.
 func Trouble(u *store.Unit) string {
 	t, r := &u.Trouble, &u.Rollout.Value
 	switch {
