@@ -6,11 +6,13 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // The pod that runs once is not placed where the rollout vanishes just before that: nobody would wait for its end.
@@ -45,5 +47,45 @@ func TestRollingAPreDeployWhoseRolloutVanishes(t *testing.T) {
 	placed, err := s.client.Keys(t.Context(), keys.Pods.Key(rolledPre))
 	if err != nil || len(placed) > 0 {
 		t.Errorf("placed %q, %v", placed, err)
+	}
+}
+
+// A batch of a service's controller depends on what was read of the rollout: where one appears just before, the batch
+// is refused, and the owner decides again.
+func TestRollingABatchDependsOnTheRollout(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "n1")
+	proxy := consultest.StartProxy(t, s.addr)
+	s.rollingFarm("f", proxy.Addr, nil)
+	s.first(2)
+	s.set(func() { s.least, s.most = 0, 0 })
+	keys, first := s.store.Keys(), sync.Once{}
+	var sent atomic.Int32
+	proxy.Set(func(r *http.Request) consultest.Verdict {
+		if r.URL.Path != "/v1/txn" {
+			return consultest.Forward
+		}
+		body, _ := io.ReadAll(r.Body)
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		if bytes.Contains(body, []byte(keys.Pods.Key(rolled1)+"/main.2")) && bytes.Contains(body, []byte(`"check-session"`)) {
+			sent.Add(1)
+			first.Do(func() { s.rolls(rolled) })
+		}
+		return consultest.Forward
+	})
+	rec, err := s.store.RCs.Get(t.Context(), store.Consistent, rolled1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	three := 3
+	rec.Value.ReplicaGroups[0].Count = &three
+	rec.Value.Generation++
+	change := store.RCChange{RC: rec.Value, Index: rec.Index, Audit: store.NewAudit("op", "scale", rolled1, nil)}
+	if err := s.store.Operator.ChangeRC(t.Context(), change); err != nil {
+		t.Fatal(err)
+	}
+	s.run(rolled1, 3)
+	if sent.Load() < 2 {
+		t.Error("the batch landed although a rollout had begun")
 	}
 }
