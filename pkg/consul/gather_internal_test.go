@@ -3,10 +3,13 @@ package consul
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
+
+	"github.com/hashicorp/consul/api"
 )
 
 // groups records what a gatherer carries out, each group when it is let go.
@@ -97,6 +100,53 @@ func TestGathererCallersThatLeave(t *testing.T) {
 			if want := item == 4; errors.Is(err, left) != want {
 				t.Errorf("call %d: %v", item, err)
 			}
+		}
+	})
+}
+
+// A read that needs many requests leaves some to others: those need not wait until it has ended.
+func TestALargeReadLeavesRequestsToOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := &Merger{}
+		held, underWay, most := make(chan struct{}), 0, 0
+		m.reads = gatherer[*readPart]{most: mergedReads, joins: m.joinsReads, run: func(_ context.Context, parts []*readPart) {
+			m.mu.Lock()
+			underWay++
+			most = max(most, underWay)
+			m.mu.Unlock()
+			if len(parts) != 1 || parts[0].ops[0].Key() != "small" {
+				<-held
+			}
+			m.mu.Lock()
+			underWay--
+			m.mu.Unlock()
+			for _, p := range parts {
+				p.got = &answer{byKey: map[string]*api.KVPair{}}
+				for i := range p.ops {
+					p.got.byKey[p.ops[i].Key()] = &api.KVPair{}
+				}
+			}
+		}}
+		keys := make([]string, 50*MaxTxnOps)
+		for i := range keys {
+			keys[i] = fmt.Sprintf("large/%d", i)
+		}
+		large := make(chan error, 1)
+		go func() {
+			_, _, err := m.Read(t.Context(), Reading{Keys: keys}, Default)
+			large <- err
+		}()
+		synctest.Wait()
+		if _, _, err := m.Read(t.Context(), Reading{Keys: []string{"small"}}, Default); err != nil {
+			t.Error(err)
+		}
+		if most > mergedReads {
+			t.Errorf("%d requests at once", most)
+		}
+		close(held)
+		if err := <-large; err != nil {
+			t.Error(err)
 		}
 	})
 }

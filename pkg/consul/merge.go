@@ -140,9 +140,9 @@ func (m *Merger) spoiled(kind string, parts int) {
 	}
 }
 
-// Read is like Client.Read.
+// Read is like Client.Read. One that needs many transactions leaves half of the requests to others.
 func (m *Merger) Read(ctx context.Context, r Reading, level Consistency) (map[string]Pair, []Pair, error) {
-	return r.by(ctx, -1, func(ctx context.Context, ops []Op) (*answer, error) {
+	return r.by(ctx, mergedReads/2, func(ctx context.Context, ops []Op) (*answer, error) {
 		p := &readPart{ops: ops, level: level}
 		if err := m.reads.do(ctx, p); err != nil {
 			return nil, fmt.Errorf("read %d keys from %s: %w", len(ops), ops[0].Key(), err)

@@ -98,9 +98,8 @@ func (b *booking) stillLeaked(ctx context.Context, leaked []scheduler.Allocation
 	}
 	there := map[scheduler.Allocation]bool{}
 	for i := range placements {
-		p := reconcile.Pod{Placement: placements[i].Value}
-		for _, name := range nodesOf(&p) {
-			there[scheduler.Allocation{Pod: p.Identity, Node: name}] = true
+		for _, at := range copiesOf(&placements[i].Value) {
+			there[scheduler.Allocation{Pod: at.Identity, Node: at.Node}] = true
 		}
 	}
 	return slices.DeleteFunc(leaked, func(a scheduler.Allocation) bool { return there[a] }), nil
@@ -112,8 +111,8 @@ func compareBooks(s *reconcile.Snapshot, orphans []reconcile.Orphan, adds []pod.
 	there := map[scheduler.Allocation]bool{}
 	for i := range s.Pods {
 		p := &s.Pods[i]
-		for _, name := range nodesOf(p) {
-			there[scheduler.Allocation{Pod: p.Identity, Node: name}] = true
+		for _, at := range copiesOf(&p.Placement) {
+			there[scheduler.Allocation{Pod: at.Identity, Node: at.Node}] = true
 		}
 		if at := (scheduler.Allocation{Pod: p.Identity, Node: p.Node}); !booked[at] {
 			unallocated = append(unallocated, scheduler.Want{Pod: p.Identity, Node: p.Node})

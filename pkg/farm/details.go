@@ -20,18 +20,15 @@ func (ps *reader) readDetails(ctx context.Context) error {
 	for _, o := range s.Orphans {
 		asked[o.Identity] = true
 	}
-	w := store.Wanted{Nodes: len(s.Nodes)}
+	w := store.Wanted{Nodes: len(s.Nodes), Realities: ps.unread(ps.id)}
+	for i := range s.Companions {
+		w.Realities = append(w.Realities, ps.unread(s.Companions[i].RCID)...)
+	}
 	for i := range s.Pods {
 		p := &s.Pods[i]
-		w.Realities = append(w.Realities, at(p)...)
 		if ps.resync || asked[p.Identity] {
 			asked[p.Identity] = true
-			w.Intents = append(w.Intents, at(p)...)
-		}
-	}
-	for i := range s.Companions {
-		for j := range s.Companions[i].Pods {
-			w.Realities = append(w.Realities, at(&s.Companions[i].Pods[j])...)
+			w.Intents = append(w.Intents, copiesOf(&p.Placement)...)
 		}
 	}
 	if !ps.mem.recordless {
@@ -49,14 +46,13 @@ func (ps *reader) readDetails(ctx context.Context) error {
 	if ps.room.nodes != nil {
 		w.Reservations = append(w.Reservations, without(ps.room.nodes.guessed, w.Reservations)...)
 	}
-	d, err := ps.view.detailsOf(ctx, ps.kit.reads, ps.id, w)
+	d, err := ps.view.readDetails(ctx, ps.kit.reads, w)
 	if err != nil {
 		return err
 	}
 	if ps.room.nodes != nil {
 		ps.room.nodes.early = d.Reservations
 	}
-	ps.reported = d.Reported
 	ps.room.keep(d)
 	if w.Manifest != "" {
 		if err := ps.useManifest(s, d); err != nil {
@@ -67,13 +63,11 @@ func (ps *reader) readDetails(ctx context.Context) error {
 		return err
 	}
 	for i := range s.Companions {
-		for j := range s.Companions[i].Pods {
-			addReports(&s.Companions[i].Pods[j], d)
-		}
+		s.Companions[i].Pods = ps.podsOf(s.Companions[i].RCID).pods
 	}
-	for i := range s.Pods {
-		addReports(&s.Pods[i], d)
-	}
+	own := ps.podsOf(ps.id)
+	copy(s.Pods, own.pods)
+	s.Errors = append(s.Errors, own.doubts...)
 	more, err := ps.readAhead(ctx, s, w.Others, asked)
 	if err != nil {
 		return err
@@ -101,7 +95,7 @@ func (ps *reader) readAhead(ctx context.Context, s *reconcile.Snapshot, read []s
 		p := &s.Pods[i]
 		if !asked[p.Identity] && p.Reality != nil && p.Reality.Revision > p.Revision {
 			asked[p.Identity] = true
-			w.Intents = append(w.Intents, at(p)...)
+			w.Intents = append(w.Intents, copiesOf(&p.Placement)...)
 		}
 	}
 	if s.RC.HasOrdered() {
@@ -117,46 +111,24 @@ func (ps *reader) readAhead(ctx context.Context, s *reconcile.Snapshot, read []s
 	return d, ps.useOthers(s, d)
 }
 
-// addReports adds what nodes report about a pod.
-func addReports(p *reconcile.Pod, d store.Details) {
-	p.Reality, p.Ghosts = nil, map[string]*pod.Reality{}
-	for _, key := range at(p) {
-		if r, ok := d.Realities[key]; ok && key.Node == p.Node {
-			p.Reality = &r
-		} else if ok {
-			p.Ghosts[key.Node] = &r
-		}
-	}
-}
-
 // addIntents adds what nodes were told about a pod.
 func addIntents(p *reconcile.Pod, d store.Details) {
 	p.Intents = map[string]*pod.Intent{}
-	for _, key := range at(p) {
+	for _, key := range copiesOf(&p.Placement) {
 		if in, ok := d.Intents[key]; ok {
 			p.Intents[key.Node] = &in
 		}
 	}
 }
 
-// at returns where the pod is or may still be.
-func at(p *reconcile.Pod) []store.At {
-	names := nodesOf(p)
-	out := make([]store.At, len(names))
-	for i, name := range names {
-		out[i] = store.At{Node: name, Identity: p.Identity}
-	}
-	return out
-}
-
 // addClaims adds which nodes hold a claim for a pod.
 func addClaims(p *reconcile.Pod, d store.Details) {
 	p.Claims = map[string]*node.Claim{}
-	for _, name := range nodesOf(p) {
-		if res, read := d.Reservations[name]; read && d.Unreadable[name] == nil {
-			p.Claims[name] = nil
+	for _, at := range copiesOf(&p.Placement) {
+		if res, read := d.Reservations[at.Node]; read && d.Unreadable[at.Node] == nil {
+			p.Claims[at.Node] = nil
 			if h, has := res.Value.Claims[p.Identity.String()]; has {
-				p.Claims[name] = &h
+				p.Claims[at.Node] = &h
 			}
 		}
 	}
@@ -166,20 +138,9 @@ func addClaims(p *reconcile.Pod, d store.Details) {
 func nodesOfAll(pods []reconcile.Pod) []string {
 	seen := map[string]bool{}
 	for i := range pods {
-		for _, name := range nodesOf(&pods[i]) {
-			seen[name] = true
+		for _, at := range copiesOf(&pods[i].Placement) {
+			seen[at.Node] = true
 		}
 	}
 	return slices.Collect(maps.Keys(seen))
-}
-
-// nodesOf returns every node that has, or may still have, a copy of the pod.
-func nodesOf(p *reconcile.Pod) []string {
-	names := []string{p.Node}
-	for _, g := range p.Placement.Ghosts {
-		if !slices.Contains(names, g.Node) {
-			names = append(names, g.Node)
-		}
-	}
-	return names
 }

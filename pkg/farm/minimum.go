@@ -104,7 +104,7 @@ func (ps *writer) guardMinimum(ctx context.Context, plan *reconcile.Plan) (made 
 	counting := make([]store.Reported, len(plan.Counting))
 	for i, copied := range plan.Counting {
 		at := store.At(copied)
-		counting[i] = store.Reported{At: at, Index: ps.reported[at]}
+		counting[i] = store.Reported{At: at, Index: ps.reports[at].Index}
 	}
 	ps.minimum = newMinimum(ps.Drops, counting, plan.Minimum)
 	if ps.Drops.Index != 0 {

@@ -197,7 +197,7 @@ func (r *roster) all() (all []*ReplicationController) {
 // count returns how many controllers these are. A unit that no look has seen yet has one at the least.
 func (r *roster) count() (n int) {
 	for _, u := range r.units() {
-		n += max(1, len(u.all()))
+		n += max(1, u.count())
 	}
 	return n
 }

@@ -210,7 +210,7 @@ func (ps *writer) addTo(part *store.Part, ch *reconcile.Change) bool {
 			part.Reported = map[store.At]uint64{}
 		}
 		at := store.At{Node: name, Identity: ch.Identity}
-		part.Reported[at] = ps.reported[at]
+		part.Reported[at] = ps.reports[at].Index
 	}
 	for _, dead := range ch.NeedsDead {
 		if part.Dead == nil {

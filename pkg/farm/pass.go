@@ -23,9 +23,8 @@ type reading struct {
 	unit   *unit
 	shared *shared
 
-	*view                        // of the unit
-	head     store.Head          // of the controller, as the pass goes by it
-	reported map[store.At]uint64 // indices of the realities
+	*view               // of the unit
+	head     store.Head // of the controller, as the pass goes by it
 	snapshot *reconcile.Snapshot
 	resync   bool
 }

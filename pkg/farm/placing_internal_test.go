@@ -141,9 +141,9 @@ func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 func TestChangesOfOneNodeDependOnAllThatEachDoes(t *testing.T) {
 	t.Parallel()
 	ps := &writer{minimum: &minimum{}, reading: &reading{
-		reported: map[store.At]uint64{{Node: "n1", Identity: pod.Identity{RCID: "web"}}: 7},
 		view: &view{
-			Unit: store.Unit{Drops: store.Drops{Index: 6}}, schema: store.Rec[store.Schema]{Index: 8}, breaker: store.Rec[store.Breaker]{Index: 9},
+			reports: map[store.At]store.Report{{Node: "n1", Identity: pod.Identity{RCID: "web"}}: {Index: 7}},
+			Unit:    store.Unit{Drops: store.Drops{Index: 6}}, schema: store.Rec[store.Schema]{Index: 8}, breaker: store.Rec[store.Breaker]{Index: 9},
 		},
 	}}
 	id := pod.Identity{RCID: "web"}

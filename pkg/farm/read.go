@@ -65,9 +65,6 @@ func (ps *reader) companions() (companions []reconcile.Companion) {
 				other.Service = h.RC.Value.Service
 			}
 		}
-		for _, rec := range h.Placements {
-			other.Pods = append(other.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
-		}
 		companions = append(companions, other)
 	}
 	return companions
@@ -162,8 +159,8 @@ func (ps *reader) leftoversOf(ctx context.Context, swept []store.At) ([]reconcil
 		}
 		l := reconcile.Leftover{Node: at.Node, Intent: in}
 		l.Intent.Identity = at.Identity
-		if r, reported := d.Realities[at]; reported && r.Revision <= max(pod.MaxReported, in.Revision) {
-			l.Reality = &r
+		if r := d.Reports[at].Reality; r != nil && r.Revision <= max(pod.MaxReported, in.Revision) {
+			l.Reality = r
 		}
 		left = append(left, l)
 	}

@@ -113,17 +113,15 @@ func (u *unit) seen(ctx context.Context, v *view) (*roll.Seen, error) {
 		return s, nil
 	}
 	id := r.PreDeploy.RC
-	var w store.Wanted
-	for _, p := range v.Heads[id].Placements {
-		w.Realities = append(w.Realities, store.At{Node: p.Value.Node, Identity: p.Value.Identity})
+	if _, err := v.readDetails(ctx, u.kit.reads, store.Wanted{Realities: v.unread(id)}); err != nil {
+		return s, err
 	}
-	d, err := v.detailsOf(ctx, u.kit.reads, id, w)
-	for _, at := range w.Realities {
-		if reality, reported := d.Realities[at]; reported {
-			s.Ran = append(s.Ran, reality)
+	for _, p := range v.podsOf(id).pods {
+		if p.Reality != nil {
+			s.Ran = append(s.Ran, *p.Reality)
 		}
 	}
-	return s, err
+	return s, nil
 }
 
 // rollSuffers tells of a look at a rollout that panicked: its stack in the log, once, and in the record and to people

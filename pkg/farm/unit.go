@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -90,6 +89,13 @@ func (u *unit) all() []*ReplicationController {
 	return slices.Collect(maps.Values(u.controllers))
 }
 
+// count returns how many these are.
+func (u *unit) count() int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return len(u.controllers)
+}
+
 // known returns one of the controllers that looks have found, nil for another one.
 func (u *unit) known(id string) *ReplicationController {
 	u.mu.Lock()
@@ -148,8 +154,8 @@ type view struct {
 	orphans    map[string][]reconcile.Orphan // by controller: at least as new as what the hold ended for
 	nodes      map[string]*node.View         // one whose preparer has changed has reported under another one before that
 	version    uint64                        // of nodes
-	reports    store.Details                 // the realities that passes over the view have read
-	read       map[store.At]bool             // of which copies
+	reports    map[store.At]store.Report     // that passes over the view have read
+	pods       map[string]reported           // by controller; see podsOf
 
 	writes int  // batches of this look that have landed; what they wrote is in the view
 	stale  bool // something may have been written that is not
@@ -180,6 +186,7 @@ func (v *view) landed(b *store.Batch) {
 	}
 	slices.SortFunc(left, func(a, b store.Rec[pod.Placement]) int { return a.Value.Identity.Compare(b.Value.Identity) })
 	h.Placements = left
+	delete(v.pods, b.RCID)
 	h.Requests = slices.DeleteFunc(slices.Clone(h.Requests), func(r store.Rec[store.Request]) bool { return slices.Contains(b.Answered, r.Value.ID) })
 }
 
@@ -203,31 +210,6 @@ func (v *view) stepped(s *store.RolloutStep, index uint64) {
 	case s.ForgetsTrouble():
 		v.Trouble = store.Rec[store.RolloutTrouble]{}
 	}
-}
-
-// detailsOf reads what is wanted for a controller, but for realities that a pass over the view has read before.
-func (v *view) detailsOf(ctx context.Context, reads Reads, rcID string, w store.Wanted) (store.Details, error) {
-	wanted := w.Realities
-	w.Realities = slices.DeleteFunc(slices.Clone(wanted), func(at store.At) bool { return v.read[at] })
-	var d store.Details
-	if !w.Empty() {
-		var err error
-		if d, err = reads.ReadDetails(ctx, w, v.consistent); err != nil {
-			return d, err
-		}
-	}
-	if v.read == nil {
-		v.read, v.reports.Realities, v.reports.Reported = map[store.At]bool{}, map[store.At]pod.Reality{}, map[store.At]uint64{}
-	}
-	for _, at := range w.Realities {
-		v.read[at] = true
-	}
-	about := slices.DeleteFunc(slices.Clone(v.reports.Corrupt), func(err error) bool { return !strings.Contains(err.Error(), "/"+rcID+"/") })
-	v.reports.Corrupt = append(v.reports.Corrupt, d.Corrupt...)
-	maps.Copy(v.reports.Realities, d.Realities)
-	maps.Copy(v.reports.Reported, d.Reported)
-	d.Realities, d.Reported, d.Corrupt = v.reports.Realities, v.reports.Reported, append(about, d.Corrupt...)
-	return d, nil
 }
 
 // read reads the unit. With records that are older than they were it returns store.ErrWentBack, even if others have

@@ -296,17 +296,22 @@ type Details struct {
 	ManifestErr error                         // as of Store.Manifest
 	Others      map[string]*manifest.Manifest // those of Wanted.Others that can be read
 	OthersErrs  map[string]error              // of the rest, as of Store.Manifest
-	Realities   map[At]pod.Reality
+	Reports     map[At]Report                 // one for each of Wanted.Realities
 	Intents     map[At]pod.Intent
-	Corrupt     []error // of the realities and intents; those are absent
-	// Reported are the indices of the realities, also of those that cannot be read.
-	Reported map[At]uint64
+	Corrupt     []error // of the intents; those are absent
 	// Reservations and Unreadable are as of Store.Reservations.
 	Reservations map[string]Rec[node.Reservation]
 	Unreadable   map[string]error
 }
 
-// ReadDetails reads all that is wanted together. Realities and intents that do not exist are absent.
+// Report is what a node reports of one copy of a pod.
+type Report struct {
+	Reality *pod.Reality // nil: there is none, or it cannot be read
+	Index   uint64       // Consul's index of the record, readable or not; zero: there is none
+	Err     error        // a *CorruptError where it cannot be read
+}
+
+// ReadDetails reads all that is wanted together. Intents that do not exist are absent.
 func (t *Passes) ReadDetails(ctx context.Context, w Wanted, consistent bool) (Details, error) {
 	var d Details
 	r := consul.Reading{Keys: slices.Concat(t.keys.Realities.KeysAt(w.Realities), t.keys.Intents.KeysAt(w.Intents))}
@@ -342,11 +347,8 @@ func (t *Passes) ReadDetails(ctx context.Context, w Wanted, consistent bool) (De
 		d.Manifest, _, d.ManifestErr = t.manifestOf(found, w.Manifest)
 	}
 	d.Others, d.OthersErrs = t.othersOf(found, w.Others)
-	var corrupt []error
-	d.Realities, d.Corrupt = t.Realities.recallAt(found, w.Realities)
-	d.Reported = reportedAt(t.keys, found, w.Realities)
-	d.Intents, corrupt = t.Intents.recallAt(found, w.Intents)
-	d.Corrupt = append(d.Corrupt, corrupt...)
+	d.Reports = t.reportsOf(found, w.Realities)
+	d.Intents, d.Corrupt = t.Intents.recallAt(found, w.Intents)
 	return d, nil
 }
 
@@ -451,13 +453,21 @@ func (t *Duties) TripBreaker(ctx context.Context, index uint64, b Breaker, a Aud
 	return conflictOn(err, t.keys.Breaker.Key())
 }
 
-// reportedAt returns the indices of realities, also of those that cannot be read.
-func reportedAt(keys *Keys, found map[string]consul.Pair, wanted []At) map[At]uint64 {
-	reported := make(map[At]uint64, len(wanted))
+// reportsOf decodes what was found of the reports of some copies.
+func (t *underLock) reportsOf(found map[string]consul.Pair, wanted []At) map[At]Report {
+	reports := make(map[At]Report, len(wanted))
 	for _, at := range wanted {
-		if p, ok := found[keys.Realities.At(at)]; ok {
-			reported[at] = p.ModifyIndex
+		p, ok := found[t.keys.Realities.At(at)]
+		if !ok {
+			reports[at] = Report{}
+			continue
 		}
+		rec, err := t.Realities.recall(p)
+		if err != nil {
+			reports[at] = Report{Index: p.ModifyIndex, Err: err}
+			continue
+		}
+		reports[at] = Report{Reality: &rec.Value, Index: rec.Index}
 	}
-	return reported
+	return reports
 }
