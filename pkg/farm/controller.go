@@ -37,7 +37,7 @@ type ReplicationController struct {
 
 // look makes one pass over the controller. It returns when to look again even if nothing rings.
 func (c *ReplicationController) look(ctx context.Context, v *view) (again time.Duration, err error) {
-	c.memory.found = nil
+	c.memory.found = unknown // unless the pass comes to its end
 	ps := c.newPass(v)
 	err = contain.Do(func() (err error) {
 		again, err = ps.run(ctx)

@@ -116,10 +116,10 @@ func (u *unit) passes(ctx context.Context, seen **view, consistent bool) (made p
 			u.kit.metrics.unreadable("rc/"+id, 1)
 			c.log.WithError(err).Error("controller cannot be worked on")
 			made.again = soonest(made.again, troubled)
-			c.memory.found, v.stale = unknown, true
+			v.stale = true
 		default:
 			made.failed = errors.Join(made.failed, err)
-			c.memory.found, v.stale = unknown, true
+			v.stale = true
 		}
 	}
 	if wrote && awaits { // what one controller waits for may be what another one's status says by now
@@ -128,7 +128,8 @@ func (u *unit) passes(ctx context.Context, seen **view, consistent bool) (made p
 	return made, nil
 }
 
-// unknown stands for the status of a controller whose pass failed. It has no generation, so no decision relies on it.
+// unknown stands for the status of a controller whose pass failed or ended early. It has no generation, so no decision
+// relies on it.
 var unknown = &rc.Status{}
 
 // fresh returns the view, or another one where something of it was written. Where a write may linger the fence moves

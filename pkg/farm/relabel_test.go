@@ -84,7 +84,10 @@ func (c *cluster) lateFarm(id string, hears *hearing) (hear func()) {
 		session := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
 		return client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
 			f := farm.NewFarm(farm.Config{ID: id, Store: behind{st.FarmSession(s, id), hears}, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second})
-			started <- f
+			select {
+			case started <- f:
+			default: // it starts again after its session was lost, and nobody waits for that
+			}
 			return f.Start(ctx)
 		})
 	})

@@ -18,7 +18,7 @@ type Seen struct {
 	Schema  store.Rec[store.Schema]
 	Breaker store.Rec[store.Breaker]
 	// Found are the statuses of the controllers as the passes of this look found them, by id: of no generation, so that
-	// nothing relies on it, where a pass failed. Of others the stored one counts.
+	// nothing relies on it, where a pass failed or ended early. Of others the stored one counts.
 	Found map[string]*rc.Status
 	// Ran are what nodes report of the pod that runs once, where the rollout has one.
 	Ran     []pod.Reality
