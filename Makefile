@@ -60,7 +60,7 @@ curl: ## provide curl: on PATH, else Debian's package, which root may install
 	integration/tools/debian.sh curl curl
 
 test: build bin/consul curl ## everything that must pass: unit, real-Consul and end-to-end tests
-	$(GO) test -race -shuffle=on -timeout $(TESTTIME) $$($(GO) list ./cmd/... ./pkg/... $(if $(UPTIMES),| grep -vxF $(BOOTTIME:%=-e github.com/rcfarm/rcfarm/%)))
+	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -parallel 4 $$($(GO) list ./cmd/... ./pkg/... $(if $(UPTIMES),| grep -vxF $(BOOTTIME:%=-e github.com/rcfarm/rcfarm/%)))
 	CGO_ENABLED=0 $(GO) test ./pkg/internal/account # as the programs are built
 	$(MAKE) --jobs=2 --output-sync=target uptimes
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -p 1 -parallel 4 ./integration/... # scenarios wait more than they compute
