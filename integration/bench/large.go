@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/election"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
@@ -27,22 +29,30 @@ const (
 	afterwards = 40 * time.Second
 )
 
+// Parts of failover-large. In all but one the killed farm is the one that leads.
+const (
+	plainPart    = "plain"
+	followerPart = "follower"
+	servicesPart = "services"
+)
+
 // failoverLargeBench kills one of three farms that share many controllers, each with three pods, and changes some of
-// those of the killed one in the same moment. In the second part some of the controllers are those of services with
-// two revisions.
+// those of the killed one in the same moment. In the last part some of the controllers are those of services with two
+// revisions.
 func failoverLargeBench(ctx context.Context, b *bench) error {
 	var plain *takeover
-	for _, part := range []string{"plain", "services"} {
+	for _, part := range []string{plainPart, followerPart, servicesPart} {
 		if !b.wants(part) {
 			continue
 		}
-		t, err := b.failoverAmong(ctx, "failover-large/"+part+"/", part == "services")
+		t, err := b.failoverAmong(ctx, part)
 		if err != nil {
 			return fmt.Errorf("%s: %w", part, err)
 		}
-		if part == "plain" {
+		switch {
+		case part == plainPart:
 			plain = t
-		} else if plain != nil {
+		case part == servicesPart && plain != nil:
 			prefix := "failover-large/services/changes-carried-out-times-plain"
 			b.report.add(prefix, t.lastChange.Seconds()/plain.lastChange.Seconds(), "ratio", atMost(servicesOverPlain))
 			// Most of that is the TTL, for both.
@@ -53,8 +63,8 @@ func failoverLargeBench(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// failoverAmong makes the controllers and the farms and has one of the farms killed.
-func (b *bench) failoverAmong(ctx context.Context, prefix string, services bool) (*takeover, error) {
+// failoverAmong makes the controllers and the farms of a part and has one of the farms killed.
+func (b *bench) failoverAmong(ctx context.Context, part string) (*takeover, error) {
 	var sc scope
 	defer sc.close()
 	dev, w, err := b.startWorld(ctx, &sc, manyClients, simnode.Fleet{
@@ -76,7 +86,7 @@ func (b *bench) failoverAmong(ctx context.Context, prefix string, services bool)
 			return nil, err
 		}
 	}
-	rcs, err := b.largeWorld(ctx, w, services)
+	rcs, err := b.largeWorld(ctx, w, part == servicesPart)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +100,28 @@ func (b *bench) failoverAmong(ctx context.Context, prefix string, services bool)
 	if err != nil {
 		return nil, err
 	}
-	return b.killOneOf(ctx, w, prefix, rcs, farms, idle)
+	if farms, err = w.leaderFirst(ctx, farms); err != nil {
+		return nil, err
+	}
+	if part == followerPart {
+		slices.Reverse(farms)
+	}
+	return b.killOneOf(ctx, w, "failover-large/"+part+"/", rcs, farms, idle)
+}
+
+// leaderFirst returns the farms, the one that leads first.
+func (w *world) leaderFirst(ctx context.Context, farms []*process) ([]*process, error) {
+	state, err := election.Read(ctx, w.client, w.keys.Prefix(), store.FarmLease)
+	if err != nil {
+		return nil, err
+	}
+	leader, _ := state.Leader()
+	i := slices.IndexFunc(farms, func(f *process) bool { return f.id == leader })
+	if i < 0 {
+		return nil, fmt.Errorf("farm %q leads, which is none of these", leader)
+	}
+	farms[0], farms[i] = farms[i], farms[0]
+	return farms, nil
 }
 
 // largeWorld makes as many controllers in both cases, with services or without.

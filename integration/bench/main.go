@@ -34,7 +34,7 @@ const onlyNamed = "huge"
 var benchmarks = []benchmark{
 	{"placement", 8 * time.Minute, placementBench},
 	{"failover", 4 * time.Minute, failoverBench},
-	{"failover-large", 10 * time.Minute, failoverLargeBench},
+	{"failover-large", 12 * time.Minute, failoverLargeBench},
 	{"full", 5 * time.Minute, fullBench},
 	{"tight", 5 * time.Minute, tightBench},
 	{"change", 4 * time.Minute, changeBench},
