@@ -313,6 +313,36 @@ func TestAStatusOfAControllerWithoutAnOwner(t *testing.T) {
 	}
 }
 
+// What a farm says of a controller without an owner has the generation that its last owner has worked on. An operator
+// may have changed the controller since.
+func TestAStatusWithoutAnOwnerAfterAChange(t *testing.T) {
+	t.Parallel()
+	const rule = "P2 superseded generation"
+	says := func(generation int, owner, condition string) Op {
+		return kv("set", "status/c", fields{
+			"rc_id": "c", "observed_generation": generation, "owner": owner, "conditions": []fields{{"type": condition, "true": true}},
+		})
+	}
+	for name, tt := range map[string]struct {
+		says Op
+		want int
+	}{
+		"no owner":           {says(1, "", "Unclaimed"), 0},
+		"another generation": {says(3, "", "Unclaimed"), 1},
+		"by an owner":        {says(1, "f1", "Unclaimed"), 1},
+		"something else":     {says(1, "", "Converged"), 1},
+	} {
+		w := newWorld(t)
+		w.converged()
+		w.txn(w.fenced(says(1, "f1", "Converged"))...)
+		w.rc = w.txn(kv("set", rcKey, controllerOf(2, 1)))
+		w.txn(w.fenced(tt.says)...)
+		if got := w.verdict().Count(); got[rule] != tt.want {
+			t.Errorf("%s: found %v, want %d of %s", name, got, tt.want, rule)
+		}
+	}
+}
+
 // Every rule fires on a history that breaks it: a checker that cannot fail proves nothing.
 func TestBrokenHistoriesAreFound(t *testing.T) {
 	t.Parallel()

@@ -166,7 +166,7 @@ func (j *judgement) fresh(w *Write) {
 		j.frozen(w, id)
 		for i := range w.Changes {
 			c := &w.Changes[i]
-			if s := c.After.status(); s != nil && s.RCID == id && s.ObservedGeneration != rc.Generation && !c.saysUnreadable() {
+			if s := c.After.status(); s != nil && s.RCID == id && s.ObservedGeneration != rc.Generation && !c.repeats() {
 				j.violated("P2", "superseded generation", w.Index, "status of %s speaks of generation %d, the controller is at %d", id, s.ObservedGeneration, rc.Generation)
 			}
 			if p := c.After.placement(); p != nil && p.RCID == id && c.Before == nil && p.RunState == running && p.AdoptedAtGeneration == 0 {

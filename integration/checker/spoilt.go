@@ -35,11 +35,11 @@ func (j *judgement) frozen(w *Write, id string) {
 	}
 }
 
-// saysUnreadable reports whether a status says that its controller cannot be worked on. It speaks of the generation that the status before
-// spoke of, because the present one may not be known.
-func (c *Change) saysUnreadable() bool {
+// repeats reports whether a status says that its controller cannot be worked on, or has no owner. It has the generation
+// of the status before, because what is added is not computed from the controller's record.
+func (c *Change) repeats() bool {
 	before, after := c.Before.status(), c.After.status()
-	if after == nil || !after.is("Unreadable") {
+	if after == nil || !after.is("Unreadable") && (!after.is("Unclaimed") || after.Owner != "") {
 		return false
 	}
 	return before == nil && after.ObservedGeneration == 0 || before != nil && after.ObservedGeneration == before.ObservedGeneration
