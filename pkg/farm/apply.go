@@ -6,7 +6,6 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -22,30 +21,27 @@ import (
 // writer writes what a pass has decided.
 type writer struct {
 	*reading
-	room     *finder
-	minimum  *minimum      // nil: no change needs it
-	later    time.Duration // when the status is due that was not written, because it only counts; zero: there is none
-	foreseen bool          // the status says what will be when the plan's changes have landed, and nothing else follows
+	room    *finder
+	minimum *minimum // nil: no change needs it
 }
 
 // apply writes the plan's changes and status. It returns how many changes landed, and the error that made the pass end
 // early: ErrUnknown before anything else, because it asks for a bump.
 func (ps *writer) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, err error) {
-	next := ps.next(plan)
-	if ps.forgetsLater(plan, next) {
-		return 0, nil
-	}
 	batches, err := ps.batches(ctx, plan)
 	if err != nil {
 		return 0, err
 	}
-	last := ps.foresee(plan, next, batches)
+	if made := changesIn(batches); made < len(plan.Changes) {
+		plan.MadeOnly(ps.snapshot.Now, made)
+	}
 	plan.Status.CarrySince(ps.head.Status)
 	ps.track(plan)
 	differs := statusDiffers(ps.head.Status, &plan.Status) && !ps.mem.recordless
 	if len(batches) == 0 && differs && len(plan.Answered) == 0 {
-		ps.later = ps.statusMayWait(plan)
-		differs = ps.later == 0
+		wait := ps.statusMayWait(plan)
+		plan.Again = soonest(plan.Again, wait)
+		differs = wait == 0
 	}
 	if len(batches) == 0 && (differs || len(plan.Answered) > 0) {
 		batches = append(batches, ps.newBatch(plan))
@@ -53,13 +49,35 @@ func (ps *writer) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, e
 	if len(batches) == 0 {
 		return 0, nil
 	}
-	if differs && last == nil {
-		batches[0].Status = &plan.Status
+	reports := batches[0]
+	if differs && len(batches) > 1 && forgets(plan.Changes) {
+		reports = ps.newBatch(nil) // the status is true once all others have landed
+	}
+	if differs {
+		reports.Status = &plan.Status
 	}
 	ps.auditVoid(batches[0], plan)
 	was := ps.stale
 	ps.stale = true // until all have landed
-	// The first carries the pass's audit record and status: nothing else is written unless it lands.
+	if wrote, err = ps.send(ctx, batches); err != nil {
+		return wrote, err
+	}
+	if reports != batches[0] {
+		if err := ps.commitLeaving(ctx, reports); err != nil {
+			return wrote, err
+		}
+		batches = append(batches, reports)
+	}
+	for _, b := range batches {
+		ps.landed(&b.Batch)
+	}
+	ps.stale = was
+	return wrote, nil
+}
+
+// send carries batches out, and returns how many changes landed. The first has the audit record of all: nothing else is
+// written unless it lands.
+func (ps *writer) send(ctx context.Context, batches []*batch) (wrote int, err error) {
 	if err := ps.commitLeaving(ctx, batches[0]); err != nil {
 		return 0, err
 	}
@@ -84,67 +102,15 @@ func (ps *writer) apply(ctx context.Context, plan *reconcile.Plan) (wrote int, e
 			return wrote, e
 		}
 	}
-	if err := joined(errs); err != nil {
-		return wrote, err
-	}
-	if last != nil && differs {
-		last.Status = &plan.Status
-		if err := ps.commit(ctx, last); err != nil {
-			return wrote, err
-		}
-		batches = append(batches, last)
-	}
-	for _, b := range batches {
-		ps.landed(&b.Batch)
-	}
-	ps.stale = was
-	return wrote, nil
+	return wrote, joined(errs)
 }
 
 // inFlight is how many batches of one pass are in flight at once.
 const inFlight = 8
 
-// next returns the plan that another look would make once all changes of this one have landed, nil where that is not known or something else is
-// left to do.
-func (ps *writer) next(plan *reconcile.Plan) *reconcile.Plan {
-	if ps.resync || ps.mem.recordless || ps.kit.books != nil {
-		return nil
-	}
-	next, ok := reconcile.Foresee(ps.snapshot, plan)
-	if !ok {
-		return nil
-	}
-	return &next
-}
-
-// forgetsLater reports whether a plan that only forgets pods which have stopped is left to a later look: others stop still, and their nodes most
-// likely confirm that soon. All are forgotten in one write then. That waits as long as the status may which comes
-// with it; the plan has that status then.
-func (ps *writer) forgetsLater(plan, next *reconcile.Plan) bool {
-	if next == nil || next.Status.Stopping == 0 {
-		return false
-	}
-	then := *next
-	then.Status.CarrySince(ps.head.Status)
-	ps.track(&then)
-	if ps.later = ps.statusMayWait(&then); ps.later > 0 {
-		plan.Status, plan.Again = then.Status, then.Again
-	}
-	return ps.later > 0
-}
-
-// foresee makes the plan's status that which another look would find once all of its batches have landed, where that is known. What is written
-// last then bears it: it returns a batch for that, nil where the only one of the pass does.
-func (ps *writer) foresee(plan, next *reconcile.Plan, batches []*batch) (last *batch) {
-	if next == nil || changesIn(batches) != len(plan.Changes) {
-		return nil
-	}
-	ps.foreseen = true
-	plan.Status, plan.Again = next.Status, next.Again
-	if len(batches) > 1 {
-		last = ps.newBatch(nil)
-	}
-	return last
+// forgets reports whether some changes leave nothing of a pod.
+func forgets(changes []reconcile.Change) bool {
+	return slices.ContainsFunc(changes, func(ch reconcile.Change) bool { return ch.Placement == nil })
 }
 
 func changesIn(batches []*batch) (n int) {

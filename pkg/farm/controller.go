@@ -35,12 +35,12 @@ type ReplicationController struct {
 	watch  func(context.Context) error // of one that New returned: its farm
 }
 
-// look makes one pass over the controller. It returns when to look again even if nothing rings.
-func (c *ReplicationController) look(ctx context.Context, v *view) (again time.Duration, err error) {
+// look makes one pass over the controller.
+func (c *ReplicationController) look(ctx context.Context, v *view) (made passed, err error) {
 	c.memory.found = unknown // unless the pass comes to its end
 	ps := c.newPass(v)
 	err = contain.Do(func() (err error) {
-		again, err = ps.run(ctx)
+		made, err = ps.run(ctx)
 		return err
 	})
 	if panicked := contain.Is(err); panicked != nil {
@@ -48,7 +48,7 @@ func (c *ReplicationController) look(ctx context.Context, v *view) (again time.D
 		c.suffers(ctx, ps, panicked)
 	}
 	c.memory = ps.mem
-	return again, err
+	return made, err
 }
 
 // suffers tells of a look that panicked: its stack in the log, once, and in the status that the controller cannot be

@@ -65,47 +65,6 @@ func TestAStatusThatOnlyCountsMayWait(t *testing.T) {
 	})
 }
 
-// Pods that have stopped are forgotten together with others that stop still, unless the status that comes with it may not wait; the plan that
-// waits bears that status.
-func TestPodsThatStopAreForgottenTogether(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		said := func(stopping int, change func(*rc.Status)) rc.Status {
-			st := rc.Status{RCID: "web", ObservedGeneration: 3, Desired: 4, Placed: 4, Stopping: stopping}
-			st.Conditions = rc.SetCondition(nil, rc.Converged, false, "why", time.Now())
-			if change != nil {
-				change(&st)
-			}
-			return st
-		}
-		next := func(st rc.Status) *reconcile.Plan { return &reconcile.Plan{Status: st, Again: time.Hour} }
-		for name, c := range map[string]struct {
-			next *reconcile.Plan
-			last time.Duration // since the last status
-			want time.Duration
-		}{
-			"another one stops":                   {next(said(1, nil)), countsEvery / 4, countsEvery - countsEvery/4},
-			"another one stops for long":          {next(said(1, nil)), countsEvery, 0},
-			"none is left that stops":             {next(said(0, nil)), 0, 0},
-			"something else follows":              {nil, 0, 0},
-			"the status has other news":           {next(said(1, func(st *rc.Status) { st.Lost = 1 })), 0, 0},
-			"it is of another generation":         {next(said(1, func(st *rc.Status) { st.ObservedGeneration = 4 })), 0, 0},
-			"all that should be there are so now": {next(said(1, func(st *rc.Status) { st.Conditions[0].True = true })), 0, 0},
-		} {
-			before := reconcile.Plan{Status: said(0, func(st *rc.Status) { st.Placed = 6 })}
-			ps := &writer{reading: &reading{mem: memory{reported: time.Now().Add(-c.last)}, snapshot: &reconcile.Snapshot{Now: time.Now()}}}
-			ps.track(&before)
-			ps.head.Status = &before.Status
-			plan := &reconcile.Plan{Status: said(2, nil)}
-			if waits := ps.forgetsLater(plan, c.next); waits != (c.want > 0) || ps.later != c.want {
-				t.Errorf("%s: it waits %t, for %s, want %s", name, waits, ps.later, c.want)
-			}
-			if told := plan.Status.Stopping == 1; told != (c.want > 0) {
-				t.Errorf("%s: the plan says %+v", name, plan.Status)
-			}
-		}
-	})
-}
-
 // A look that a bell asks for waits a little for further reports, longer where more is under way, and not twice.
 func TestALookWaitsForReportsThatComeTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -48,40 +48,44 @@ func (u *unit) look(ctx context.Context) (again time.Duration, err error) {
 	return again, err
 }
 
+// rounds is how often one look makes a pass over each controller at most.
+const rounds = 2
+
 // work makes a pass over each controller of a unit, and the next step of its rollout from what these have found. After
-// a step it makes the passes once more. Where the next step follows at once, that is left to another look.
+// a step, and where a pass has made more possible, it does so once more, over the same view. What follows then is left
+// to another look.
 func (u *unit) work(ctx context.Context, v *view, consistent bool) (again time.Duration, waits bool, err error) {
-	for range 2 {
+	for range rounds {
 		made, err := u.passes(ctx, &v, consistent)
 		if err != nil {
 			return 0, false, err
 		}
-		if v.Rollout.Index == 0 {
-			u.rollEnds()
-			return made.again, made.waits, made.failed
-		}
-		if v, err = u.fresh(ctx, v, consistent); err != nil {
-			return 0, false, errors.Join(made.failed, err)
+		if v.Rollout.Index != 0 {
+			if v, err = u.fresh(ctx, v, consistent); err != nil {
+				return 0, false, errors.Join(made.failed, err)
+			}
 		}
 		stepped, after, err := u.roll(ctx, v)
-		if err = errors.Join(made.failed, err); err != nil || !stepped {
+		if err = errors.Join(made.failed, err); err != nil || !stepped && !made.more {
 			return soonest(made.again, after), made.waits && after == 0, err
 		}
 	}
 	return time.Millisecond, false, nil
 }
 
-// passed is what passes over all controllers of a unit came to.
+// passed is what a pass over a controller, or those over all of a unit, came to.
 type passed struct {
 	again  time.Duration // when to look again even if nothing rings; zero: not at all
+	more   bool          // another pass may find more to do at once
 	waits  bool          // one asked nodes for something, and for nothing else
+	awaits bool          // one waits for other revisions of the service
 	failed error         // of those that failed; the others went well, and so may the rollout
 }
 
 // passes makes a pass over each controller of a unit. It leaves the view that the last of them has seen. With an error
 // nothing more can be done for the unit.
 func (u *unit) passes(ctx context.Context, seen **view, consistent bool) (made passed, err error) {
-	wrote, awaits := false, false
+	wrote := false
 	v := *seen
 	defer func() {
 		if v != nil {
@@ -98,18 +102,18 @@ func (u *unit) passes(ctx context.Context, seen **view, consistent bool) (made p
 		}
 		c := u.meet(id, h)
 		before := v.writes
-		after, err := c.look(ctx, v)
-		made.waits, awaits = made.waits || c.memory.waits, awaits || c.memory.awaits
+		one, err := c.look(ctx, v)
+		made.more, made.waits, made.awaits = made.more || one.more, made.waits || one.waits, made.awaits || one.awaits
 		wrote = wrote || v.stale || v.writes > before
 		switch {
 		case err == nil:
-			made.again = soonest(made.again, after)
+			made.again = soonest(made.again, one.again)
 			u.kit.metrics.unreadable("rc/"+id, 0)
 		case errors.Is(err, errRecordGone) && v.alone(id):
 			return passed{}, err
 		case errors.Is(err, errRecordGone):
 			u.forget(id)
-			made.again, v.stale = time.Millisecond, true
+			made.more, v.stale = true, true
 		case ctx.Err() != nil, errors.Is(err, store.ErrLost), errors.Is(err, store.ErrWentBack):
 			return passed{}, err
 		case contain.Is(err) != nil, store.IsCorrupt(err):
@@ -122,8 +126,8 @@ func (u *unit) passes(ctx context.Context, seen **view, consistent bool) (made p
 			v.stale = true
 		}
 	}
-	if wrote && awaits { // what one controller waits for may be what another one's status says by now
-		made.again = time.Millisecond
+	if wrote && made.awaits { // what one controller waits for may be what another one's status says by now
+		made.more = true
 	}
 	return made, nil
 }

@@ -83,7 +83,13 @@ func TestALostMachineStaysLost(t *testing.T) {
 			})
 			c.statusOf("web", lost)
 			c.node("n1", nil, nil)
-			c.converged("web", 1)
+			c.statusOf("web", func(st *rc.Status) bool { return st.Is(rc.Converged) }) // its last report counts again
+			consultest.Eventually(t, soon, func() error {
+				if n := len(c.running("web")); n != 1 {
+					return fmt.Errorf("%d pods run", n)
+				}
+				return nil
+			})
 		})
 	}
 }

@@ -17,8 +17,6 @@ type memory struct {
 	last       evidence
 	panicked   string // what the last look that panicked died of; it is told once
 	recordless bool   // there is no record: what it left behind is stopped, as somebody asked for
-	waits      bool   // the last pass asked nodes for something, and for nothing else
-	awaits     bool   // the last pass waited for other revisions of the service
 
 	confirmed map[store.At]int64 // revisions at which nodes confirmed stops, after which the placements went
 

@@ -68,16 +68,14 @@ func (f *Farm) observe() {
 
 // commit carries a batch out, counts it, and has the nodes told that do not watch: nothing else writes intents.
 func (ps *writer) commit(ctx context.Context, b *batch) error {
-	untold := ps.untold(b)
-	b.Indexed = len(untold) > 0 || ps.view.readOn()
 	err := ps.kit.writes.Commit(ctx, &b.Batch)
 	ps.kit.metrics.committed(b.actions, err)
 	ps.kit.usage.wrote(b.Reservations, err == nil, time.Now())
 	if err == nil {
-		ps.tellNodes(b, untold)
-	}
-	if err == nil && b.Status != nil {
-		ps.mem.reported = time.Now()
+		ps.tellNodes(b)
+		if b.Status != nil {
+			ps.mem.reported = time.Now()
+		}
 	}
 	for i := range b.Reservations {
 		if landed := err == nil || errors.Is(err, store.ErrUnknown); landed && b.Reservations[i].Index == 0 {

@@ -40,8 +40,8 @@ type pass struct {
 	writer  writer
 }
 
-// run looks at the controller once: read, decide, write. It returns when to look again even if nothing rings.
-func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
+// run looks at the controller once: read, decide, write.
+func (ps *pass) run(ctx context.Context) (made passed, err error) {
 	started := time.Now()
 	ps.shared.begin() // what changes while this pass is under way may matter to it
 	defer func() { ps.kit.ledger.GiveBack(ps.room.taken) }()
@@ -49,35 +49,34 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 	var corrupt *store.CorruptError
 	switch {
 	case errors.As(err, &corrupt):
-		return 0, cmp.Or(ps.writer.sayUnreadable(ctx, ps.head, err), err)
+		return made, cmp.Or(ps.writer.sayUnreadable(ctx, ps.head, err), err)
 	case err != nil:
-		return 0, err
+		return made, err
 	}
 	if ps.consistent {
 		ps.writer.tellMissed()
 	}
 	plan, err := ps.decide(ctx)
 	if err != nil {
-		return 0, err
+		return made, err
 	}
-	if made, err := ps.writer.guardMinimum(ctx, &plan); made || err != nil {
-		return time.Millisecond, err
+	if made.more, err = ps.writer.guardMinimum(ctx, &plan); made.more || err != nil {
+		return made, err
 	}
 	if even := ps.books.balance(ctx, &plan, ps.resync); even && plan.Finish {
-		return 0, ps.finish(ctx)
+		return made, ps.finish(ctx)
 	}
 	if admitted, err := ps.admitStops(ctx, &plan); err != nil || !admitted {
-		return claimsLook, err
+		return passed{again: claimsLook}, err
 	}
 	if err := ps.placing.assign(ctx, &plan); err != nil {
-		return 0, err
+		return made, err
 	}
 	wrote, err := ps.writer.apply(ctx, &plan)
 	ps.remember(&plan, wrote, err)
 	if err == nil {
 		ps.mem.found = &plan.Status
 	}
-	ps.mem.waits, ps.mem.awaits = ps.asked(&plan, wrote), plan.Status.Is(rc.WaitsForService)
 	ps.mem.noteConfirmed(ps.snapshot.Pods, &plan)
 	if wrote > 0 {
 		ps.log.WithFields(obs.Fields{
@@ -86,24 +85,21 @@ func (ps *pass) run(ctx context.Context) (again time.Duration, err error) {
 		}).Info("changed pods")
 	}
 	if err != nil {
-		return 0, ps.unit.afterFailure(ctx, err)
+		return made, ps.unit.afterFailure(ctx, err)
 	}
 	told := ps.writer.alert(ctx, &plan)
 	if wrote > 0 && frees(plan.Changes) {
 		ps.kit.fleet.roomFreed(ps.id)
 	}
+	asked := wrote > 0 && wrote == len(plan.Changes) && onlyAsks(plan.Changes)
+	made = passed{again: plan.Again, waits: asked && ps.unhampered(&plan), awaits: plan.Status.Is(rc.WaitsForService)}
 	switch {
-	case wrote > 0 && !told && ps.writer.foreseen:
-		return plan.Again, nil
-	case wrote > 0 && !told && wrote == len(plan.Changes) && onlyAsks(plan.Changes):
-		return soonest(plan.Again, askedLook), nil
+	case asked && !told:
+		made.again = soonest(plan.Again, askedLook)
 	case wrote > 0 || told || len(plan.Answered) > 0:
-		return time.Millisecond, nil // what this made possible comes with the next look, and further requests
+		made.more = true // there may be further requests, too
 	}
-	if ps.writer.later > 0 {
-		return soonest(plan.Again, ps.writer.later), nil
-	}
-	return plan.Again, nil
+	return made, nil
 }
 
 // askedLook is when a controller whose plan was to place, move or stop pods, and nothing else, is looked at again. Nothing more can be
@@ -122,9 +118,9 @@ func soonest(a, b time.Duration) time.Duration {
 	return cmp.Or(a, b)
 }
 
-// asked reports whether a plan did all that it should by asking nodes: until they report nothing follows.
-func (ps *reading) asked(plan *reconcile.Plan, wrote int) bool {
-	return wrote > 0 && wrote == len(plan.Changes) && onlyAsks(plan.Changes) && plan.Unhampered() && ps.head.RC.Value.InPlace == nil && len(ps.snapshot.Requests) == 0
+// unhampered reports whether nothing follows from a plan that only asks nodes for something until they report.
+func (ps *reading) unhampered(plan *reconcile.Plan) bool {
+	return plan.Unhampered() && ps.head.RC.Value.InPlace == nil && len(ps.snapshot.Requests) == 0
 }
 
 // finish removes the last records of a deleted controller, and with the last controller of its unit those of the unit. Before that it looks for placements once more: a list, unlike the

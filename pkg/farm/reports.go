@@ -33,10 +33,10 @@ func (v *view) unread(rcIDs ...string) (copies []store.At) {
 	return copies
 }
 
-// readDetails reads what is wanted, and takes the reports among it into the view.
+// readDetails reads all that a pass wants, and takes the reports among it into the view.
 func (v *view) readDetails(ctx context.Context, reads Reads, w store.Wanted) (store.Details, error) {
 	if w.Empty() {
-		return store.Details{}, nil
+		return store.Details{Intents: map[store.At]pod.Intent{}}, nil // more may be added
 	}
 	d, err := reads.ReadDetails(ctx, w, v.consistent)
 	if err != nil {

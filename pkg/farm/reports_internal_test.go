@@ -71,8 +71,9 @@ func TestReportsAreReadOnce(t *testing.T) {
 	read := func(want int) {
 		t.Helper()
 		w := store.Wanted{Realities: v.unread("u-1", "u-2", "u-3")}
-		if _, err := v.readDetails(t.Context(), reads, w); err != nil || len(w.Realities) != want {
-			t.Fatalf("%d copies were read, want %d: %v", len(w.Realities), want, err)
+		d, err := v.readDetails(t.Context(), reads, w)
+		if err != nil || len(w.Realities) != want || d.Intents == nil {
+			t.Fatalf("%d copies were read, want %d: %+v, %v", len(w.Realities), want, d, err)
 		}
 	}
 	read(4)
@@ -102,7 +103,7 @@ type countingReads struct {
 
 func (r *countingReads) ReadDetails(_ context.Context, w store.Wanted, _ bool) (store.Details, error) {
 	r.n++
-	d := store.Details{Reports: map[store.At]store.Report{}}
+	d := store.Details{Reports: map[store.At]store.Report{}, Intents: map[store.At]pod.Intent{}}
 	for _, at := range w.Realities {
 		d.Reports[at] = store.Report{Index: 1, Reality: &pod.Reality{Identity: at.Identity, Node: at.Node}}
 	}

@@ -10,25 +10,19 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// untold returns the nodes that a batch has intents for, and that have no standing query on them, each with how many of its pods are to
-// run there (ADR 26).
-func (ps *writer) untold(b *batch) map[string]uint32 {
+// tellNodes tells those nodes of a batch that has landed which have no standing query on their intents: each how many of
+// its pods are to run there (ADR 26). Of one whose outcome is not known they are told once the fence was moved: see
+// tellMissed.
+func (ps *writer) tellNodes(b *batch) {
 	if ps.kit.tell == nil || ps.snapshot == nil {
-		return nil
+		return
 	}
 	untold := map[string]uint32{}
 	for i := range b.Intents {
 		in := &b.Intents[i]
 		ps.tellOf(untold, in.Node, in.Intent != nil && in.Intent.State == pod.Running)
 	}
-	return untold
-}
-
-// tellNodes has nodes told of a batch that has landed. Of one whose outcome is not known they are told once the fence was moved: see tellMissed.
-func (ps *writer) tellNodes(b *batch, untold map[string]uint32) {
-	if b.Landed > 0 {
-		ps.tellAll(untold, b.Fence, b.Landed)
-	}
+	ps.tellAll(untold, b.Fence, b.Landed)
 }
 
 // tellMissed has nodes told of what they have not done yet, as far as a farm knows that has just taken the lock, or moved it: what was written before, by whomever, may

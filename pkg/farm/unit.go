@@ -161,9 +161,6 @@ type view struct {
 	stale  bool // something may have been written that is not
 }
 
-// readOn reports whether others than one pass go by the view: further controllers, or the rollout.
-func (v *view) readOn() bool { return len(v.Heads) > 1 || v.Rollout.Index != 0 }
-
 // landed takes in what a batch of a controller has written: what a new reading of the unit would show of it.
 func (v *view) landed(b *store.Batch) {
 	v.writes++

@@ -30,10 +30,7 @@ type Batch struct {
 	Part
 	Audit  *Audit
 	Status *rc.Status
-	// Indexed: Commit says where the batch has landed also if it has no status.
-	Indexed bool
-	// Landed is Consul's index at which the batch has landed; Commit fills it, and that of each placement, in where
-	// there is a status, or Indexed.
+	// Landed is Consul's index at which the batch has landed; Commit fills it in, and that of each placement.
 	Landed uint64
 }
 
@@ -92,18 +89,12 @@ var (
 // Commit carries a batch out. It returns nil, or an error that matches ErrRefused (with LockRefused, ErrDropped and ErrReported to
 // tell why) or ErrUnknown.
 func (t *Batches) Commit(ctx context.Context, b *Batch) error {
-	var err error
-	if ops := t.ops(b); b.Status == nil && !b.Indexed {
-		err = t.fenced(ctx, ops)
-	} else {
-		var written map[string]uint64
-		written, err = t.fencedIndices(ctx, ops)
-		for _, index := range written { // what was written as it is already has an earlier one
-			b.Landed = max(b.Landed, index)
-		}
-		for i := range b.Pods {
-			b.Pods[i].Landed = written[b.Pods[i].keyIn(t.keys)]
-		}
+	written, err := t.fencedIndices(ctx, t.ops(b))
+	for _, index := range written { // what was written as it is already has an earlier one
+		b.Landed = max(b.Landed, index)
+	}
+	for i := range b.Pods {
+		b.Pods[i].Landed = written[b.Pods[i].keyIn(t.keys)]
 	}
 	drops := t.keys.Drops.Key(b.RCID)
 	if b.Newest != nil {

@@ -50,7 +50,7 @@ func Compute(s *Snapshot) Plan {
 	renewals{d}.renew()
 	clocks{lost}.note()
 	minimum{room}.guardMinimum()
-	report{d}.report()
+	report{d, d.after()}.report()
 	return d.plan
 }
 
@@ -74,6 +74,23 @@ func (c *draft) open() iter.Seq[*Pod] { return c.unchanged(c.s.all()) }
 
 // openRunning is open for pods that are meant to run.
 func (c *draft) openRunning() iter.Seq[*Pod] { return c.unchanged(c.s.running()) }
+
+// after returns the snapshot without the pods that have stopped as they were asked to, and that the plan forgets.
+func (c *draft) after() *Snapshot {
+	gone := map[pod.Identity]bool{}
+	for i := range c.plan.Changes {
+		ch := &c.plan.Changes[i]
+		if p := c.s.find(ch.Identity); ch.Placement == nil && p != nil && p.RunState == pod.Stopped {
+			gone[p.Identity] = true
+		}
+	}
+	if len(gone) == 0 {
+		return c.s
+	}
+	after := *c.s
+	after.Pods = slices.DeleteFunc(slices.Clone(c.s.Pods), func(p Pod) bool { return gone[p.Identity] })
+	return &after
+}
 
 func (c *draft) unchanged(pods iter.Seq[*Pod]) iter.Seq[*Pod] {
 	return where(pods, func(p *Pod) bool { return !c.changed[p.Identity] })
@@ -164,24 +181,4 @@ func (c *draft) stopAll() {
 			c.stop(p, "the controller is deleted", false)
 		}
 	}
-}
-
-// Foresee returns the plan that follows a plan whose changes have all landed, from what that plan was computed from: nothing but the
-// status is left to write then. ok is false where more than that follows, or where what the changes leave must be read again: it
-// is known of pods that are forgotten, and of nothing else. Replicas without a node and requests are in the next plan as they are in this one.
-func Foresee(s *Snapshot, plan *Plan) (next Plan, ok bool) {
-	if len(plan.Changes) == 0 {
-		return next, false
-	}
-	gone := map[pod.Identity]bool{}
-	for i := range plan.Changes {
-		if ch := &plan.Changes[i]; ch.Action != Remove || ch.Placement != nil {
-			return next, false
-		}
-		gone[plan.Changes[i].Identity] = true
-	}
-	after := *s
-	after.Pods = slices.DeleteFunc(slices.Clone(s.Pods), func(p Pod) bool { return gone[p.Identity] })
-	next = Compute(&after)
-	return next, len(next.Changes) == 0 && len(next.Adds) == 0 && len(next.Answered) == 0 && !next.Finish
 }

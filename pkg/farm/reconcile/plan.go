@@ -190,7 +190,7 @@ type Plan struct {
 	// Void are those of Answered that are not carried out, because what they say is not so any more.
 	Void   []Void
 	Finish bool          // the controller is deleted and nothing of it is left: remove its records
-	Status rc.Status     // as the snapshot shows it, before the changes; see Plan.Short
+	Status rc.Status     // as the snapshot shows it without the pods that the plan forgets; see Plan.Short
 	Again  time.Duration // look again after this long even if nothing rings; zero: no need
 	// Counting are the copies that count as available, one of each pod, those of companions included, without those that changes take which do not need the
 	// minimum. Empty where no change needs it.
@@ -218,6 +218,13 @@ type Copy struct {
 // RoomRetry is how long after something outside failed, or a change found no room where it must go, it is tried again: nothing rings
 // when another controller gives room back.
 const RoomRetry = 15 * time.Second
+
+// MadeOnly says in the status that the other changes are left to the next pass.
+func (p *Plan) MadeOnly(now time.Time, made int) {
+	if p.Status.Is(rc.Converged) {
+		p.set(now, rc.Converged, false, fmt.Sprintf("%d of %d changes are made", made, len(p.Changes)))
+	}
+}
 
 // More asks for another look at once, as there are adds that no node was looked for yet.
 func (p *Plan) More() { p.requeueAfter(time.Millisecond) }

@@ -242,6 +242,9 @@ func (w *world) pass(t rapid.TB, resync bool) int {
 		w.apply(t, &plan.Changes[i])
 	}
 	w.checkMoves(t, &plan)
+	if w.lands == nil {
+		checkForgotten(t, s, &plan, w.snapshot(resync))
+	}
 	if plan.Finish && len(w.pods) != 0 {
 		t.Fatalf("finished with %d placements", len(w.pods))
 	}

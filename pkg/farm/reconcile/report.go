@@ -11,8 +11,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// report is what the plan's status says.
-type report struct{ *draft }
+// report is what the plan's status says: what is so once the pods are gone that have stopped as they were asked to, and
+// that the plan forgets.
+type report struct {
+	*draft
+	s *Snapshot // without these
+}
 
 // report fills the plan's status from the snapshot.
 func (c report) report() {
@@ -153,7 +157,7 @@ func (c report) conditions(outdated, adopted, ended int, waitingFor *Pod) {
 		done = fmt.Sprintf(", %d ended with status 0", ended)
 	}
 	left, dead := leftBehind(c.s)
-	quiet := len(c.plan.Changes) == 0 && len(c.plan.Adds) == 0 && st.LastError == "" && c.blocked == "" && left == nil
+	quiet := c.settled() && len(c.plan.Adds) == 0 && st.LastError == "" && c.blocked == "" && left == nil
 	switch {
 	case quiet && st.Placed == st.Desired && st.Available+ended == st.Desired && outdated == 0:
 		reason := fmt.Sprintf("%d of %d replicas available%s", st.Available, st.Desired, done)
@@ -180,6 +184,22 @@ func (c report) conditions(outdated, adopted, ended int, waitingFor *Pod) {
 		}
 		set(rc.Converged, false, reason)
 	}
+}
+
+// settled reports whether the plan changes nothing, or only forgets pods: unless a role lacks some, for which there may
+// be room then.
+func (c report) settled() bool {
+	forgotten := len(c.draft.s.Pods) - len(c.s.Pods)
+	if len(c.plan.Changes) > forgotten {
+		return false
+	}
+	placed := map[string]int{}
+	for p := range c.s.running() {
+		placed[p.Role]++
+	}
+	return forgotten == 0 || !slices.ContainsFunc(c.s.RC.ReplicaGroups, func(g rc.ReplicaGroup) bool {
+		return placed[g.Role] < c.s.RC.CountOf(g.Role)
+	})
 }
 
 // crashLoops names the pods that end again and again, and how they ended last; "" for none. How often they were started again is left

@@ -1,0 +1,106 @@
+package reconcile_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+func confirmStop(s *reconcile.Snapshot, i int) {
+	p := &s.Pods[i]
+	p.RunState, p.StoppingSince = pod.Stopped, &s.Now
+	p.Reality.State, p.Reality.Available, p.Reality.Revision = pod.StateStopped, false, p.Revision
+}
+
+// A status counts pods no more whose stop is confirmed, and that the plan forgets. Where the plan does nothing else it
+// may say that the controller has converged.
+func TestAStatusCountsForgottenPodsNoMore(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change                      func(*reconcile.Snapshot)
+		placed, available, stopping int
+		converged                   bool
+	}{
+		"two of four go":             {func(s *reconcile.Snapshot) { confirmStop(s, 2); confirmStop(s, 3) }, 2, 2, 0, true},
+		"one has yet to confirm":     {func(s *reconcile.Snapshot) { confirmStop(s, 2); stopAt(&s.Pods[3], s) }, 2, 2, 1, false},
+		"another stops in the plan":  {func(s *reconcile.Snapshot) { confirmStop(s, 3) }, 3, 3, 0, false},
+		"what went is desired again": {func(s *reconcile.Snapshot) { confirmStop(s, 3); groups(s, 4) }, 3, 3, 0, false},
+		"another is not available": {func(s *reconcile.Snapshot) {
+			confirmStop(s, 2)
+			confirmStop(s, 3)
+			sick(s, 0)
+		}, 2, 1, 0, false},
+		"a role lacks pods, for which there is room then": {func(s *reconcile.Snapshot) {
+			confirmStop(s, 2)
+			confirmStop(s, 3)
+			groups(s, 1, "side", 1)
+			s.RC.MaxSurge, s.RC.MinAvailable = new(int), count(2)
+		}, 2, 2, 0, false},
+		"a ghost is forgotten, and its pod stays": {func(s *reconcile.Snapshot) {
+			p := &s.Pods[0]
+			p.Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 6}}
+			p.Ghosts = map[string]*pod.Reality{"n3": {Identity: p.Identity, State: pod.StateStopped, Revision: 6}}
+			groups(s, 4)
+		}, 4, 4, 0, false},
+		"a share is given back besides": {func(s *reconcile.Snapshot) {
+			confirmStop(s, 2)
+			confirmStop(s, 3)
+			s.Leaks = []reconcile.Leak{{Node: "n0", Pod: pod.Identity{RCID: s.RC.ID, Role: "main", Index: 9}}}
+		}, 2, 2, 0, false},
+	} {
+		s := row(4, 2)
+		c.change(s)
+		plan := reconcile.Compute(s)
+		st := &plan.Status
+		if st.Placed != c.placed || st.Available != c.available || st.Stopping != c.stopping ||
+			st.Is(rc.Converged) != c.converged {
+			t.Errorf("%s: %d placed, %d available, %d stopping, converged %t; want %+v; the plan: %v",
+				name, st.Placed, st.Available, st.Stopping, st.Is(rc.Converged), c, plan.Changes)
+		}
+		if len(s.Pods) != 4 {
+			t.Errorf("%s: the snapshot has %d pods left", name, len(s.Pods))
+		}
+	}
+}
+
+// What waits for a later pass has not converged, whatever the plan says that was to make all changes.
+func TestAPlanThatIsMadeInPartHasNotConverged(t *testing.T) {
+	t.Parallel()
+	s := row(4, 2)
+	confirmStop(s, 2)
+	confirmStop(s, 3)
+	plan := reconcile.Compute(s)
+	plan.MadeOnly(s.Now, 1)
+	if c := condition(&plan.Status, rc.Converged); c.True || c.Reason != "1 of 2 changes are made" {
+		t.Errorf("%+v", c)
+	}
+}
+
+// checkForgotten proves that the status of a plan that only forgets pods which were asked to stop is that of the next
+// plan, if there is nothing to do for that: so nobody has to write another one.
+func checkForgotten(t rapid.TB, before *reconcile.Snapshot, plan *reconcile.Plan, after *reconcile.Snapshot) {
+	asked := map[pod.Identity]bool{}
+	for i := range before.Pods {
+		asked[before.Pods[i].Identity] = before.Pods[i].RunState == pod.Stopped
+	}
+	more := func(ch reconcile.Change) bool { return ch.Placement != nil || !asked[ch.Identity] }
+	if len(plan.Changes) == 0 || len(plan.Adds)+len(plan.Answered) > 0 || slices.ContainsFunc(plan.Changes, more) {
+		return
+	}
+	next := reconcile.Compute(after)
+	switch follows := len(next.Changes)+len(next.Adds) > 0; {
+	case follows && plan.Status.Is(rc.Converged):
+		t.Fatalf("converged after %v, and %v, %v follow", plan.Changes, next.Changes, next.Adds)
+	case follows || len(next.Answered) > 0 || next.Finish:
+		return
+	}
+	if diff := cmp.Diff(plan.Status, next.Status); diff != "" {
+		t.Fatalf("the status of a plan that forgets pods, and the next one:\n%s", diff)
+	}
+}
