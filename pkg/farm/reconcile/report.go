@@ -186,18 +186,23 @@ func (c report) conditions(outdated, adopted, ended int, waitingFor *Pod) {
 	}
 }
 
-// settled reports whether the plan changes nothing, or only forgets pods: unless a role lacks some, for which there may
-// be room then.
+// settled reports whether the plan changes nothing, or only forgets pods and nothing can follow from that: there are no
+// orphans, of which one may be adopted then, and no role lacks pods, for which there may be room then.
 func (c report) settled() bool {
 	forgotten := len(c.draft.s.Pods) - len(c.s.Pods)
-	if len(c.plan.Changes) > forgotten {
+	switch {
+	case len(c.plan.Changes) > forgotten:
+		return false
+	case forgotten == 0:
+		return true
+	case len(c.s.Orphans) > 0:
 		return false
 	}
 	placed := map[string]int{}
 	for p := range c.s.running() {
 		placed[p.Role]++
 	}
-	return forgotten == 0 || !slices.ContainsFunc(c.s.RC.ReplicaGroups, func(g rc.ReplicaGroup) bool {
+	return !slices.ContainsFunc(c.s.RC.ReplicaGroups, func(g rc.ReplicaGroup) bool {
 		return placed[g.Role] < c.s.RC.CountOf(g.Role)
 	})
 }
