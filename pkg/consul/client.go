@@ -22,7 +22,7 @@ var (
 	// ErrFiltered means that the token may not read what was asked for. It is never an empty answer. Consul does not tell
 	// clients without a token that it hid something from them, so that their lists are ErrFiltered wherever the default
 	// policy is deny, also when the anonymous token or the agent's default token may read everything.
-	ErrFiltered = errors.New("the token may not read all of it (results filtered by ACLs)")
+	ErrFiltered = errors.New("not all of it can be read (results filtered by ACLs)")
 	// ErrRefused means that a transaction was definitely not carried out.
 	ErrRefused = errors.New("transaction refused")
 	// ErrUnknown means that a transaction may have been carried out, or may still be.
@@ -141,7 +141,7 @@ func (c *Client) dialer(cfg Config, conns int) (*api.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("consul client for %s: %w", conf.Address, err)
 	}
-	conf.HttpClient = &http.Client{Transport: taps{&bearer{source: c.source, next: inner.Transport}}}
+	conf.HttpClient = &http.Client{Transport: taps{&bearer{source: c.source, next: &reach{address: conf.Address, next: inner.Transport}}}}
 	client, err := api.NewClient(conf)
 	if err != nil {
 		return nil, fmt.Errorf("consul client for %s: %w", conf.Address, err)

@@ -87,6 +87,7 @@ func TestACL(t *testing.T) {
 		}
 	})
 	t.Run("session", func(t *testing.T) { testSessionRights(t, g) })
+	t.Run("trouble", func(t *testing.T) { testTokenTrouble(t, g) })
 }
 
 // What a token may not read looks empty to Consul's client, and never to ours.

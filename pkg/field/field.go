@@ -27,7 +27,7 @@ type unknownField struct{}
 
 // Error renders the mistake on one line: field, value, what is allowed.
 func (e *Error) Error() string {
-	path := showPath(cmp.Or(e.Field, "document"))
+	path := OneLine(cmp.Or(e.Field, "document"))
 	if _, ok := e.Value.(unknownField); ok {
 		return fmt.Sprintf("%s: unknown field; allowed: %s", path, e.Allowed)
 	}
@@ -51,8 +51,8 @@ func show(v any) string {
 	return shorten(fmt.Sprint(v), maxShown)
 }
 
-// showPath renders a path on one line. Only a path with odd characters is quoted.
-func showPath(path string) string {
+// OneLine renders a path or a name on one line. Only one with odd characters is quoted.
+func OneLine(path string) string {
 	path = shorten(path, maxShownPath)
 	if strings.ContainsFunc(path, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return strconv.Quote(path)

@@ -59,7 +59,11 @@ const MaxName = 63
 const NamePattern = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 
 // NameAllowed says in words what CheckName accepts.
-var NameAllowed = fmt.Sprintf("1 to %d lower-case letters, digits and '-', starting and ending with a letter or digit", MaxName)
+var NameAllowed = nameAllowed(MaxName)
+
+func nameAllowed(most int) string {
+	return fmt.Sprintf("1 to %d lower-case letters, digits and '-', starting and ending with a letter or digit", most)
+}
 
 // CheckName records a mistake unless the value is a DNS label.
 func (es *Errors) CheckName(path, value string) {
@@ -68,6 +72,16 @@ func (es *Errors) CheckName(path, value string) {
 		es.Missing(path, NameAllowed)
 	case !IsName(value):
 		es.Add(path, value, NameAllowed)
+	}
+}
+
+// CheckShortName is CheckName for a name that has to be shorter, because longer ones are made of it.
+func (es *Errors) CheckShortName(path, value string, most int) {
+	switch {
+	case value == "":
+		es.Missing(path, nameAllowed(most))
+	case !IsName(value) || len(value) > most:
+		es.Add(path, value, nameAllowed(most))
 	}
 }
 

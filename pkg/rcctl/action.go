@@ -38,7 +38,9 @@ func withConn(c *cli.Context, std *stdio, run func(*conn) error) error {
 	}
 	defer s.close()
 	if err = errors.Join(run(s), endOutput(std.out, std.err)); err != nil {
-		return &endedError{error: err, command: commandName(c), deeds: s.deeds}
+		ended := &endedError{error: err, command: commandName(c), deeds: s.deeds}
+		ended.trouble, ended.token = s.consul.TokenTrouble(err)
+		return ended
 	}
 	return nil
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
 // interspersed sorts the arguments of the program into what urfave/cli wants in this order: flags of the program, names of commands, flags of
@@ -42,8 +44,14 @@ func interspersed(app *cli.App, args []string) ([]string, error) {
 		if flag == nil {
 			flag, into = find(app.Flags, name), &global
 		}
-		if flag == nil { // the rest does not matter: help is asked for, or the parser shall complain about exactly this flag
+		switch isGroup := command.Subcommands != nil; {
+		case flag != nil:
+		case isGroup && positional != nil: // whatever flags follow it
+			return nil, wrong("%w", noCommand(positional[0], command.Subcommands))
+		case asksForHelp(name) || len(path) == 0 && asksForVersion(name): // the rest does not matter
 			return slices.Concat(args[:1], path, []string{arg}), nil
+		default:
+			return nil, wrong("%w", noFlag(arg, slices.Concat(command.Flags, app.Flags)))
 		}
 		first := flag.Names()[0]
 		_, isBool := flag.(*cli.BoolFlag)
@@ -58,7 +66,10 @@ func interspersed(app *cli.App, args []string) ([]string, error) {
 		}
 		seen[first] = true
 	}
-	if help {
+	switch {
+	case help && command.Subcommands != nil && positional != nil:
+		return nil, wrong("%w", noCommand(positional[0], command.Subcommands))
+	case help:
 		return slices.Concat(args[:1], path, []string{"--help"}), nil
 	}
 	if positional != nil {
@@ -66,6 +77,33 @@ func interspersed(app *cli.App, args []string) ([]string, error) {
 	}
 	return slices.Concat(args[:1], global, path, local, positional), nil
 }
+
+// noCommand says of a word that it is none of some commands.
+func noCommand(word string, commands []*cli.Command) error {
+	known := field.Each(commands, func(sub *cli.Command) string { return sub.Name })
+	slices.Sort(known)
+	return fmt.Errorf("%q is no command; %sallowed: %s", word, meant(field.Closest(word, known)), field.Or(known...))
+}
+
+// noFlag says of an argument that it is none of some flags.
+func noFlag(arg string, flags []cli.Flag) error {
+	known := field.Each(flags, func(f cli.Flag) string { return "--" + f.Names()[0] })
+	slices.Sort(known)
+	name, _, _ := strings.Cut(arg, "=")
+	return fmt.Errorf("%s: unknown flag; %sallowed: %s", field.OneLine(name), meant(field.Closest(name, known)), field.Or(known...))
+}
+
+// meant asks whether a word was meant, if there is one.
+func meant(word string) string {
+	if word == "" {
+		return ""
+	}
+	return "did you mean " + word + "? "
+}
+
+// Every command has these two flags, and the program has the other two.
+func asksForHelp(flag string) bool    { return flag == "help" || flag == "h" }
+func asksForVersion(flag string) bool { return flag == "version" || flag == "v" }
 
 // isFlag tells flags from arguments. A number with a sign is an argument: a wrong one, but one to talk about.
 func isFlag(arg string) bool {

@@ -23,8 +23,6 @@ func TestInterspersed(t *testing.T) {
 		"apply -f - --wait x": "apply -f - --wait -- x",
 		"rc get -- -o":        "rc get -- -o",
 		"rc get web --help":   "rc get --help",
-		"rc get --nope web":   "rc get --nope",
-		"--nope rc get":       "--nope",
 		"help rc scale":       "rc scale --help",
 		"help":                "--help",
 		"rc help":             "rc -- help",
@@ -42,6 +40,8 @@ func TestInterspersed(t *testing.T) {
 		"rc list -o json -o yaml":       "rcctl rc list: --output: given twice; allowed: once",
 		"rc list -o json --output=yaml": "rcctl rc list: --output: given twice; allowed: once",
 		"rc list -o":                    "rcctl rc list: -o: missing value",
+		"rc get --nope web":             "rcctl rc get: --nope: unknown flag; allowed: --consul-addr, --node-ca, --node-token-dir, --output, --prefix or --token-file",
+		"--nope rc get":                 "rcctl: --nope: unknown flag; allowed: --consul-addr, --node-ca, --node-token-dir, --prefix or --token-file",
 	} {
 		app := newApp(&stdio{out: io.Discard, err: io.Discard})
 		if _, err := interspersed(app, append([]string{"rcctl"}, strings.Fields(in)...)); err == nil || err.Error() != want {

@@ -2,14 +2,16 @@ package rcctl
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
@@ -147,6 +149,8 @@ type endedError struct {
 	error
 	command string // full name
 	deeds   []inspect.Deed
+	trouble consul.TokenTrouble // what Consul refused to the token, if it is that
+	token   string              // where it comes from
 }
 
 func (e *endedError) Unwrap() error { return e.error }
@@ -247,15 +251,50 @@ func writes(command string) bool {
 }
 
 func hintFor(err error) string {
-	var network *net.OpError
+	var away *consul.AwayError
+	var ended *endedError
+	var source *plan.SourceError
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, errInterrupted):
 		return ""
-	case errors.As(err, &network):
-		return "is a Consul agent running there? --consul-addr or CONSUL_HTTP_ADDR name another"
-	case errors.Is(err, store.ErrFiltered), strings.Contains(err.Error(), "Permission denied"):
-		return "the token (--token-file, CONSUL_HTTP_TOKEN_FILE, CONSUL_HTTP_TOKEN) needs read and write on the key prefix"
+	case errors.As(err, &source):
+		return "a plan needs the digest of each artifact: mend its url, or write its sha256 into the document"
+	case errors.As(err, &away):
+		return awayHint(away)
+	case consul.NoLeader(err):
+		return "Consul's servers have no leader; look with: consul operator raft list-peers"
+	case errors.As(err, &ended):
+		return tokenHint(ended.trouble, ended.token)
 	default:
 		return ""
 	}
+}
+
+// awayHint says what may be wrong with a Consul that does not answer.
+func awayHint(away *consul.AwayError) string {
+	var certificate *tls.CertificateVerificationError
+	var plain tls.RecordHeaderError
+	switch {
+	case errors.As(away, &certificate):
+		return "the certificate of that Consul is not believed; CONSUL_CACERT names the file with those that vouch for it"
+	case errors.As(away, &plain):
+		return "what listens there answers without TLS; to ask it so: --consul-addr http://HOST:PORT, without CONSUL_HTTP_SSL"
+	default:
+		return "is a Consul agent running there? --consul-addr or CONSUL_HTTP_ADDR name another"
+	}
+}
+
+// tokenHint says what is wrong with the token that Consul refused.
+func tokenHint(trouble consul.TokenTrouble, token string) string {
+	const name = "name a file with %s: --token-file or CONSUL_HTTP_TOKEN_FILE"
+	switch trouble {
+	case consul.TokenMissing:
+		return "no token was given, and this Consul asks for one; " + fmt.Sprintf(name, "one")
+	case consul.TokenUnknown:
+		return "Consul does not know " + token + ": it was deleted, has expired or is for another Consul; " + fmt.Sprintf(name, "another")
+	case consul.TokenLacks:
+		return token + " lacks a right; all that an operator's token needs: rcctl acl policy operator"
+	case consul.TokenFine:
+	}
+	return ""
 }

@@ -2,10 +2,13 @@ package rcctl
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
+	"net/http"
 
 	"github.com/urfave/cli/v2"
 
@@ -90,6 +93,8 @@ func nodeError(client *nodeapi.Client, err error) error {
 	node, target := client.Node(), client.Target()
 	var dial *net.OpError
 	notReached := errors.As(err, &dial) && dial.Op == "dial"
+	certificate, notBelieved := errors.AsType[*tls.CertificateVerificationError](err)
+	_, otherName := errors.AsType[x509.HostnameError](err)
 	elsewhere := errors.Is(err, nodeapi.ErrOtherNode) || notReached
 	const otherwise = "or start its preparer with --api-addr HOST:PORT, --api-token-file, --api-tls-cert and --api-tls-key"
 	switch {
@@ -105,6 +110,15 @@ func nodeError(client *nodeapi.Client, err error) error {
 		return refusedf("the preparer of node %s listens on its own loopback address, %s: type this on that machine, or give the preparer another --api-addr", node, target.Host())
 	case notReached:
 		return awayf("the preparer of node %s cannot be reached: %v", node, dial)
+	case notBelieved && otherName:
+		return awayf("the certificate of the preparer of node %s at %s: %v; give the preparer one for the name %s: --api-tls-cert",
+			node, target.Host(), certificate.Err, node)
+	case notBelieved:
+		return awayf("the certificate of the preparer of node %s at %s: %v; --node-ca or RCFARM_NODE_CA names the file with those that vouch for it",
+			node, target.Host(), certificate.Err)
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return awayf("the preparer of node %s: what listens at %s answers without TLS; it has TLS with --api-tls-cert and --api-tls-key",
+			node, target.Host())
 	default:
 		return awayf("%v", err)
 	}

@@ -115,7 +115,7 @@ func whichCommand(c *cli.Context) error {
 	known := field.Each(c.Command.Subcommands, func(sub *cli.Command) string { return sub.Name })
 	slices.Sort(known)
 	if c.Args().Present() {
-		return usagef(c, "%q is no command; allowed: %s", c.Args().First(), field.Or(known...))
+		return usagef(c, "%w", noCommand(c.Args().First(), c.Command.Subcommands))
 	}
 	return usagef(c, "which command? allowed: %s", field.Or(known...))
 }

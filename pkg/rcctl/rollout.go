@@ -58,7 +58,7 @@ func askRollout(ctx context.Context, s *conn, service string, verb rollout.Verb)
 		case errors.Is(err, store.ErrAsked):
 			return refusedf("rollout of %s: %v; see rcctl rollout status %s, then ask again; nothing was written", service, err, service)
 		case errors.Is(err, store.ErrNotFound):
-			return noRollout(service)
+			return noRollout(ctx, s, service)
 		}
 		return s.did("the request to "+string(verb)+" the rollout of "+service, "rcctl rollout status "+service, err)
 	})
@@ -69,13 +69,16 @@ func askRollout(ctx context.Context, s *conn, service string, verb rollout.Verb)
 func (s *conn) rollout(ctx context.Context, service string) (*rollout.Record, error) {
 	rec, err := s.Deployments.RolloutOf(ctx, service)
 	if errors.Is(err, store.ErrNotFound) {
-		return nil, noRollout(service)
+		return nil, noRollout(ctx, s, service)
 	}
 	return &rec.Value, err
 }
 
-// noRollout says that a service has no rollout under way.
-func noRollout(service string) error {
+// noRollout says that a service has no rollout under way, or that there is no such service.
+func noRollout(ctx context.Context, s *conn, service string) error {
+	if _, err := s.service(ctx, service); err != nil {
+		return err
+	}
 	return notFoundf("service %s has no rollout under way; rcctl history %s shows those that ended", service, service)
 }
 

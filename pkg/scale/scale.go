@@ -149,6 +149,7 @@ var (
 // The bounds of a request.
 const (
 	MaxBytes    = 1 << 20 // of the JSON
+	MaxService  = 57      // letters of a service's name: with "local-" it is the name of what the node has in place of a controller
 	MaxReplicas = 1000    // of one service on one node
 	MaxIndex    = 9_999   // as of a controller's replicas
 	maxText     = 256     // bytes of what names the epoch
@@ -157,7 +158,11 @@ const (
 // Validate returns what is wrong with the request, field by field. What the manifest says is for the node to judge.
 func (r Request) Validate() error {
 	var errs field.Errors
-	errs.CheckName("service", r.Service)
+	if r.Epoch == nil {
+		errs.CheckShortName("service", r.Service, MaxService)
+	} else {
+		errs.CheckName("service", r.Service)
+	}
 	if len(r.Assignments) == 0 && r.Replicas > MaxReplicas {
 		errs.Add("replicas", r.Replicas, fmt.Sprintf("0 to %d", MaxReplicas))
 	}

@@ -38,8 +38,22 @@ func (e *UnknownDigestError) Error() string {
 	return fmt.Sprintf("artifact %s: no deployment of this service has had it, and digests: never asks no source; pin its sha256, or use digests: missing", e.Artifact)
 }
 
+// SourceError is an artifact whose source does not say what its digest is. Nothing was written.
+type SourceError struct {
+	Artifact string
+	Err      error // of the source
+}
+
+// Error implements error.
+func (e *SourceError) Error() string {
+	return fmt.Sprintf("digest of artifact %s: %v", e.Artifact, e.Err)
+}
+
+// Unwrap returns the error of the source.
+func (e *SourceError) Unwrap() error { return e.Err }
+
 // Resolve returns the digest of an artifact under a policy; empty means Missing. Under Never the error is an
-// *UnknownDigestError.
+// *UnknownDigestError, and else that of the source is in a *SourceError.
 func (r *DigestResolver) Resolve(ctx context.Context, artifact string, policy record.Policy) (string, error) {
 	known := r.Known[artifact]
 	switch {
@@ -52,7 +66,7 @@ func (r *DigestResolver) Resolve(ctx context.Context, artifact string, policy re
 	}
 	digest, err := r.Source.Digest(ctx, artifact)
 	if err != nil {
-		return "", fmt.Errorf("digest of artifact %s: %w", artifact, err)
+		return "", &SourceError{Artifact: artifact, Err: err}
 	}
 	return digest, nil
 }

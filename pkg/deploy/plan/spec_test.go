@@ -61,7 +61,7 @@ func TestDecodeMistakes(t *testing.T) {
 	long := strings.Repeat("n", record.MaxNameBytes)
 	for _, tt := range []struct{ change, want string }{
 		{`name="` + long + `"`, ``},
-		{`name="` + long + `n"`, `name: "` + long + `n" is not valid; allowed: at most 50 characters`},
+		{`name="` + long + `n"`, `name: "` + long + `n" is not valid; allowed: 1 to 50 lower-case letters, digits and '-', starting and ending with a letter or digit`},
 		{`name="a b"`, `name: "a b" is not valid`},
 		{`name="a/b"`, `name: "a/b" is not valid`},
 		{`name=""`, ``},

@@ -22,11 +22,9 @@ var unpinned = strings.Repeat("0", 64)
 // Validate reports every mistake in the document, with paths from its top.
 func (s *ServiceSpec) Validate() field.Errors {
 	var errs field.Errors
-	name := cmp.Or(s.Name, "generated")
-	if len(name) > MaxNameBytes {
-		errs.Add("name", name, fmt.Sprintf("at most %d characters", MaxNameBytes))
-	}
-	as := s.RCSpec(name)
+	const generated = "generated"
+	errs.CheckShortName("name", cmp.Or(s.Name, generated), MaxNameBytes)
+	as := s.RCSpec(generated)
 	as.Replicas, as.ReplicaGroups = s.Replicas, s.ReplicaGroups
 	as.Pod = pinned(s.Pod)
 	errs = append(errs, as.Validate()...)

@@ -178,5 +178,9 @@ func (c *Client) send(ctx context.Context, method, path string, q url.Values, bo
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
-	return c.http.Do(req)
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("the preparer of node %s: %w", c.node, err)
+	}
+	return resp, nil
 }

@@ -1,0 +1,42 @@
+package field
+
+// Closest returns the word that somebody may have meant who typed another: the one with the fewest letters that are
+// wrong, missing, in excess or swapped with the next, the first of several. It is empty where none is close.
+func Closest(typed string, known []string) string {
+	best, least := "", 1
+	if len(typed) > 4 {
+		least = 2
+	}
+	for _, word := range known {
+		if n := slips(typed, word); n < least || n == least && best == "" {
+			best, least = word, n
+		}
+	}
+	return best
+}
+
+// slips counts the letters that are wrong, missing, in excess or swapped between two words: their optimal string
+// alignment distance.
+func slips(a, b string) int {
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+	}
+	for j := range rows[0] {
+		rows[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			change := rows[i-1][j-1]
+			if a[i-1] != b[j-1] {
+				change++
+			}
+			rows[i][j] = min(change, rows[i-1][j]+1, rows[i][j-1]+1)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
+			}
+		}
+	}
+	return rows[len(a)][len(b)]
+}
