@@ -77,16 +77,22 @@ func Converged(want *rc.RC, o Observation) (done bool, overtaken string) {
 	}
 }
 
-// MayBeHalted reports whether a generation's own pods have to be looked at, to tell whether it is halted.
-func MayBeHalted(want *rc.RC, o Observation) bool {
-	return o.Status != nil && o.Status.ObservedGeneration == want.Generation && (o.Status.Is(rc.Blocked) || o.Status.Is(rc.CrashLooping))
+// MayBeHalted reports whether a generation's own pods have to be looked at, to tell whether it is halted. soon: its
+// status tells of trouble already; else that of one pod is in its report alone.
+func MayBeHalted(want *rc.RC, o Observation) (may, soon bool) {
+	if o.Status == nil || o.Status.ObservedGeneration != want.Generation {
+		return false, false
+	}
+	soon = o.Status.Is(rc.Blocked) || o.Status.Is(rc.CrashLooping)
+	return soon || !o.Status.Is(rc.Converged), soon
 }
 
-// Halted reports whether the generation that a status is about does not converge without another change: it is blocked, or pods of its
-// manifest crash-loop. Those of the manifest before may, until they are replaced. worst is the pod that keeps it, nil where none does.
+// Halted reports whether the generation that a status is about does not converge without another change: it is blocked,
+// or pods of its manifest crash-loop, or trying again does not mend what keeps them from running. Those of the manifest
+// before may, until they are replaced. worst is the pod that keeps it, nil where none does.
 func Halted(o Observation, pods *Pods) (is bool, worst *pod.Placement, says pod.Reality) {
 	worst, says = Failing(pods, o.RC.Digests())
-	return o.Status.Is(rc.Blocked) || worst != nil && says.State == pod.StateCrashLooping, worst, says
+	return o.Status.Is(rc.Blocked) || worst != nil && severity(&says) >= hopeless, worst, says
 }
 
 // How bad a report about a pod is that is not available.
@@ -95,6 +101,7 @@ const (
 	sick     // its check does not pass
 	ended    // one of its processes has ended since it was started first
 	failed
+	hopeless // trying again does not mend it
 	crashLooping
 )
 
@@ -102,6 +109,8 @@ func severity(r *pod.Reality) int {
 	switch {
 	case r.State == pod.StateCrashLooping:
 		return crashLooping
+	case r.Hopeless:
+		return hopeless
 	case r.State == pod.StateFailed:
 		return failed
 	case r.Restarts > 0:

@@ -46,34 +46,40 @@ func TestConverged(t *testing.T) {
 func TestHalted(t *testing.T) {
 	t.Parallel()
 	want := &rc.RC{Generation: 3}
-	pods := func(digest string, state pod.State) *Pods {
+	pods := func(digest string, state pod.State, hopeless bool) *Pods {
 		id := pod.Identity{RCID: "01", Role: "main"}
 		return &Pods{
 			Placements: []pod.Placement{{Identity: id, Node: "n1", Digest: digest, RunState: pod.Running}},
-			Realities:  map[store.At]pod.Reality{{Identity: id, Node: "n1"}: {Identity: id, Node: "n1", Digest: digest, State: state, Available: state == pod.StateReady}},
+			Realities:  map[store.At]pod.Reality{{Identity: id, Node: "n1"}: {Identity: id, Node: "n1", Digest: digest, State: state, Available: state == pod.StateReady, Hopeless: hopeless}},
 		}
 	}
 	for name, tt := range map[string]struct {
 		o        Observation
 		digest   string
 		state    pod.State
-		may, is  bool
+		hopeless bool
+		may      bool
+		soon, is bool
 		hasWorst bool
 	}{
-		"blocked, with a pod that fails":  {seen(3, rc.Blocked), "d", pod.StateFailed, true, true, true},
-		"blocked, all pods are well":      {seen(3, rc.Blocked), "d", pod.StateReady, true, true, false},
-		"crash-loops":                     {seen(3, rc.CrashLooping), "d", pod.StateCrashLooping, true, true, true},
-		"the manifest before crash-loops": {seen(3, rc.CrashLooping), "old", pod.StateCrashLooping, true, false, false},
-		"only fails":                      {seen(3, rc.CrashLooping), "d", pod.StateFailed, true, false, true},
-		"on its way":                      {seen(3), "d", pod.StateStarting, false, false, true},
-		"blocked before":                  {seen(2, rc.Blocked), "d", pod.StateStarting, false, true, true},
+		"blocked, with a pod that fails":  {seen(3, rc.Blocked), "d", pod.StateFailed, false, true, true, true, true},
+		"blocked, all pods are well":      {seen(3, rc.Blocked), "d", pod.StateReady, false, true, true, true, false},
+		"crash-loops":                     {seen(3, rc.CrashLooping), "d", pod.StateCrashLooping, false, true, true, true, true},
+		"the manifest before crash-loops": {seen(3, rc.CrashLooping), "old", pod.StateCrashLooping, false, true, true, false, false},
+		"only fails":                      {seen(3, rc.CrashLooping), "d", pod.StateFailed, false, true, true, false, true},
+		"cannot work":                     {seen(3), "d", pod.StateFailed, true, true, false, true, true},
+		"cannot be taken over":            {seen(3), "d", pod.StatePending, true, true, false, true, true},
+		"the manifest before cannot work": {seen(3), "old", pod.StateFailed, true, true, false, false, false},
+		"on its way":                      {seen(3), "d", pod.StateStarting, false, true, false, false, true},
+		"converged":                       {seen(3, rc.Converged), "d", pod.StateReady, false, false, false, false, false},
+		"blocked before":                  {seen(2, rc.Blocked), "d", pod.StateStarting, false, false, false, true, true},
 	} {
-		is, worst, _ := Halted(tt.o, pods(tt.digest, tt.state))
-		if may := MayBeHalted(want, tt.o); may != tt.may || is != tt.is || (worst != nil) != tt.hasWorst {
-			t.Errorf("%s: may %t, is %t, worst %v", name, may, is, worst)
+		is, worst, _ := Halted(tt.o, pods(tt.digest, tt.state, tt.hopeless))
+		if may, soon := MayBeHalted(want, tt.o); may != tt.may || soon != tt.soon || is != tt.is || (worst != nil) != tt.hasWorst {
+			t.Errorf("%s: may %t, soon %t, is %t, worst %v", name, may, soon, is, worst)
 		}
 	}
-	if MayBeHalted(want, Observation{RC: want}) {
+	if may, _ := MayBeHalted(want, Observation{RC: want}); may {
 		t.Error("a controller without status is halted")
 	}
 }

@@ -12,7 +12,8 @@ func applyCommand() *cli.Command {
 		UsageText: "rcctl apply -f FILE [--signature FILE | --sign-key KEY] [--dry-run] [--wait [--timeout 5m]] [--allow-mass-stop]",
 		Description: `Reads one YAML or JSON document and makes the rc of that name ask for what it says. Everything is checked
 before anything is written. A document that changes nothing writes nothing. A changed pod is rolled out in
-place, one pod at a time. --wait ends at once, with exit code 5, when it is blocked or its pods end again and again.
+place, one pod at a time. --wait ends at once, with exit code 5, when it is blocked, when its pods end again and
+again, and when trying again does not help them: an artifact that is not there or has another digest, for example.
 
 Examples:
   rcctl apply -f rc.yaml                  change it and return

@@ -1,7 +1,6 @@
 package rcctl
 
 import (
-	"fmt"
 	"io"
 
 	"github.com/urfave/cli/v2"
@@ -12,21 +11,21 @@ import (
 
 // manifestCommand groups the commands about manifests. None of them needs Consul.
 func manifestCommand() *cli.Command {
-	return group("manifest", "check pod manifests; needs no Consul",
+	return group("manifest", "check documents of all kinds: pod manifests, rcs and services; needs no Consul",
 		leaf(&cli.Command{
-			Name: "check", Usage: "say whether a manifest is valid, and its digest",
+			Name: "check", Usage: "say whether a document is valid, and the digest of its manifest",
 			UsageText: "rcctl manifest check -f FILE",
-			Description: `Reads a manifest, or the document of an rc with one as its pod, and names every mistake in it (exit code 2). What is
-valid and will not work on most nodes is a warning, which changes no exit code.
+			Description: `Reads a manifest, the document of an rc, or one or more documents of services, and names every
+mistake in it (exit code 2). Which of them a document is follows from its fields. What is valid and will not work on
+most nodes is a warning, which changes no exit code. No artifact is asked for: a service's manifest has no digest yet
+where one of its artifacts has no sha256.
 
 Examples:
   rcctl manifest check -f web.yaml
-  rcctl manifest check -f rc.yaml`,
-			Flags: []cli.Flag{fileFlag()},
-			Action: onManifest(func(w io.Writer, m *manifest.Manifest, canonical []byte) error {
-				_, err := fmt.Fprintf(w, "manifest %s is valid, digest %s\n", m.ID, manifest.Digest(canonical))
-				return err
-			}),
+  rcctl manifest check -f rc.yaml
+  rcctl manifest check -f service.yaml`,
+			Flags:  []cli.Flag{fileFlag()},
+			Action: offline(checkDocuments),
 		}),
 		leaf(&cli.Command{
 			Name: "canonical", Usage: "print the canonical JSON of a manifest: what is hashed and signed",

@@ -39,30 +39,34 @@ func readServices(c *cli.Context) ([]*record.ServiceSpec, error) {
 		if err != nil {
 			return nil, err
 		}
-		var specs []*record.ServiceSpec
-		var errs field.Errors
-		seen := map[string]bool{}
-		for i, doc := range docs {
-			path := ""
-			if len(docs) > 1 {
-				path = fmt.Sprintf("document %d", i+1)
-			}
-			spec, err := record.Decode(doc)
-			var bad field.Errors
-			switch {
-			case errors.As(err, &bad):
-				errs.Nest(path, bad)
-				continue
-			case err != nil:
-				return nil, err
-			case spec.Name != "" && seen[spec.Name]:
-				errs.Nest(path, field.Errors{{Field: "name", Value: spec.Name, Allowed: "a name that no other document of the file has"}})
-			}
-			seen[spec.Name] = true
-			specs = append(specs, spec)
-		}
-		return specs, errs.Err()
+		return decodeServices(docs)
 	})
+}
+
+// decodeServices decodes and validates the documents of a file that each describe a service.
+func decodeServices(docs [][]byte) (specs []*record.ServiceSpec, err error) {
+	var errs field.Errors
+	seen := map[string]bool{}
+	for i, doc := range docs {
+		path := ""
+		if len(docs) > 1 {
+			path = fmt.Sprintf("document %d", i+1)
+		}
+		spec, err := record.Decode(doc)
+		var bad field.Errors
+		switch {
+		case errors.As(err, &bad):
+			errs.Nest(path, bad)
+			continue
+		case err != nil:
+			return nil, err
+		case spec.Name != "" && seen[spec.Name]:
+			errs.Nest(path, field.Errors{{Field: "name", Value: spec.Name, Allowed: "a name that no other document of the file has"}})
+		}
+		seen[spec.Name] = true
+		specs = append(specs, spec)
+	}
+	return specs, errs.Err()
 }
 
 // deployer plans and runs deployments of one command.

@@ -21,6 +21,13 @@ import (
 // pollEvery is how often a wait looks. It is a person's patience, not a farm's reaction time.
 const pollEvery = 250 * time.Millisecond
 
+// A wait looks at all pods of a controller no more often than podsEvery, and rests podsRest times as long as that has
+// taken.
+const (
+	podsEvery = time.Second
+	podsRest  = 10
+)
+
 func waitFlags(goal string) []cli.Flag {
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "wait", Usage: "wait " + goal + ", with progress on standard error"},
@@ -87,15 +94,19 @@ func (s *conn) observe(ctx context.Context, id string) (inspect.Observation, err
 // waitConverged waits until the owner reports that this generation of the controller has converged. It ends at once when that is halted,
 // and is refused when another change came first.
 func waitConverged(ctx context.Context, std *stdio, s *conn, want rc.RC, limit time.Duration) error {
+	var next time.Time // when the pods are looked at again
 	o, err := waitRC(ctx, std, s, want, limit, "converged", func(o inspect.Observation) (bool, error) {
 		done, overtaken := inspect.Converged(&want, o)
 		if overtaken != "" {
 			return false, refusedf("%s", overtaken)
 		}
-		if done || !inspect.MayBeHalted(&want, o) {
+		began := time.Now()
+		if may, soon := inspect.MayBeHalted(&want, o); done || !may || !soon && began.Before(next) {
 			return done, nil
 		}
-		return false, haltedRC(ctx, std, s, o)
+		err := haltedRC(ctx, std, s, o)
+		next = time.Now().Add(max(podsEvery, podsRest*time.Since(began)))
+		return false, err
 	})
 	if err != nil {
 		return err
@@ -117,8 +128,12 @@ func haltedRC(ctx context.Context, std *stdio, s *conn, o inspect.Observation) e
 	if worst != nil && says.LastExit != nil {
 		lastWords(ctx, std, s, worst, says.LastExit.Launchable)
 	}
+	why := inspect.Progress(*o.RC, o)
+	if worst != nil && says.Message != "" {
+		why += fmt.Sprintf("; %s on %s is %s: %s", inspect.PodName(worst.PodID, worst.Identity), worst.Node, says.State, says.Message)
+	}
 	return waitEndedf("rc %s: generation %d is written and does not converge: %s; look with: rcctl rc explain %s",
-		o.RC.Name, o.RC.Generation, clean(inspect.Progress(*o.RC, o)), o.RC.Name)
+		o.RC.Name, o.RC.Generation, clean(why), o.RC.Name)
 }
 
 // How much of a pod's log a wait shows that fails, and how long it tries.

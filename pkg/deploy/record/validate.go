@@ -121,6 +121,13 @@ func (l LeastStage) Allowed() string {
 // ServiceLabel is the label of each controller that is a revision of a service.
 const ServiceLabel = "service"
 
+// Unpinned reports whether an artifact of a manifest lacks its digest, which a deployment finds out.
+func Unpinned(m *manifest.Manifest) bool {
+	return slices.ContainsFunc(m.Launchables, func(l manifest.Launchable) bool { return lacksDigest(&l.Artifact) })
+}
+
+func lacksDigest(a *manifest.Artifact) bool { return a.Kind == manifest.ArtifactTar && a.SHA256 == "" }
+
 // pinned returns a manifest in which no digest is missing. It may be nil.
 func pinned(m *manifest.Manifest) *manifest.Manifest {
 	if m == nil {
@@ -129,7 +136,7 @@ func pinned(m *manifest.Manifest) *manifest.Manifest {
 	all := *m
 	all.Launchables = slices.Clone(m.Launchables)
 	for i := range all.Launchables {
-		if a := &all.Launchables[i].Artifact; a.Kind == manifest.ArtifactTar && a.SHA256 == "" {
+		if a := &all.Launchables[i].Artifact; lacksDigest(a) {
 			a.SHA256 = unpinned
 		}
 	}
