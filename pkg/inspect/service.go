@@ -50,7 +50,7 @@ type ServiceView struct {
 	Revision  int64         `json:"revision"`
 	Replicas  int           `json:"replicas"` // of the document
 	Available int           `json:"available"`
-	Rollout   rollout.State `json:"rollout"` // empty: none is under way
+	Rollout   rollout.State `json:"rollout"` // of the one under way; else how that to the revision ended, if not well; empty: all is done
 	By        string        `json:"by"`
 	At        time.Time     `json:"at"`
 }
@@ -69,6 +69,8 @@ func NewServiceView(svc *record.Service) ServiceView {
 	}
 	if svc.Rollout != nil {
 		v.Rollout = svc.Rollout.State
+	} else if e := svc.Entry(d.Revision); e != nil && e.Outcome != rollout.Done {
+		v.Rollout = e.Outcome
 	}
 	return v
 }

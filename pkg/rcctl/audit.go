@@ -1,9 +1,12 @@
 package rcctl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,7 +27,8 @@ func auditCommand() *cli.Command {
 newest 10,000 entries, for 30 days.
 
 --since and --until take a length of time before now (90m, 36h) or a moment (2026-01-02T15:04:05Z). --rc also takes
-the whole id of an rc that is gone, and local-SERVICE, for what nodes were asked to run by themselves.
+the name or the whole id of an rc that is gone, such as an earlier revision of a service, as long as an entry tells its
+name; and local-SERVICE, for what nodes were asked to run by themselves. What is gone is shown with its id.
 
 Examples:
   rcctl audit
@@ -79,34 +83,76 @@ func auditFilter(c *cli.Context, now time.Time) (f store.AuditFilter, err error)
 }
 
 func runAudit(c *cli.Context, std *stdio, s *conn, filter store.AuditFilter) error {
-	if ref := c.String("rc"); field.IsULID(rc.UnitOf(ref)) {
-		filter.RCID = ref // its record may be gone
-	} else if ref != "" {
-		rec, err := s.find(c, ref)
-		switch local := (pod.Identity{RCID: ref}).Local(); {
-		case err == nil:
-			filter.RCID = rec.Value.ID
-		case local && errors.Is(err, store.ErrNotFound):
-			filter.RCID = ref
-		default:
+	names, badRCs, err := s.allNames(c.Context)
+	if err != nil {
+		return err
+	}
+	var ids []string // that --rc means
+	if ref := c.String("rc"); ref != "" {
+		if ids, err = s.idsOf(c, ref, names); err != nil {
 			return err
 		}
+	}
+	if len(ids) == 1 {
+		filter.RCID = ids[0]
 	}
 	records, corrupt, err := s.ListAudit(c.Context, filter)
 	if err != nil {
 		return err
 	}
-	names, badRCs, err := s.allNames(c.Context)
-	if err != nil {
-		return err
+	if len(ids) > 1 {
+		records = slices.DeleteFunc(records, func(a store.Audit) bool { return !slices.Contains(ids, a.RCID) })
 	}
-	views := inspect.JoinAudit(records, names)
+	former := map[string]string{}
+	if slices.ContainsFunc(records, func(a store.Audit) bool { return a.RCID != "" && names[a.RCID] == "" }) {
+		if former, err = s.formerNames(c.Context, names); err != nil {
+			return err
+		}
+	}
+	views := inspect.JoinAudit(records, names, former)
 	if len(views) == 0 {
 		if err := s.empty(c.Context, std.err); err != nil {
 			return err
 		}
 	}
 	return std.print(c, views, append(corrupt, badRCs...), func(w io.Writer) error { return writeAudit(w, views) })
+}
+
+// idsOf returns which controllers --rc means: one with a record, or those without one that had that name or id. Local
+// services are among them.
+func (s *conn) idsOf(c *cli.Context, ref string, names map[string]string) ([]string, error) {
+	if field.IsULID(rc.UnitOf(ref)) {
+		return []string{ref}, nil // its record may be gone
+	}
+	rec, missing := s.find(c, ref)
+	switch local := (pod.Identity{RCID: ref}).Local(); {
+	case missing == nil:
+		return []string{rec.Value.ID}, nil
+	case !errors.Is(missing, store.ErrNotFound):
+		return nil, missing
+	case local:
+		return []string{ref}, nil
+	}
+	former, err := s.formerNames(c.Context, names)
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, id := range slices.Sorted(maps.Keys(former)) {
+		if former[id] == ref {
+			ids = append(ids, id)
+		}
+	}
+	if ids == nil {
+		return nil, missing
+	}
+	return ids, nil
+}
+
+// formerNames returns what the whole trail tells of the names of controllers without a record.
+func (s *conn) formerNames(ctx context.Context, names map[string]string) (map[string]string, error) {
+	all, _, err := s.ListAudit(ctx, store.AuditFilter{})
+	return inspect.FormerNames(all, names), err
 }
 
 // writeAudit prints one line for each act and, indented below it, one for each difference.
@@ -120,6 +166,8 @@ func writeAudit(w io.Writer, views []inspect.AuditView) error {
 		switch local := (pod.Identity{RCID: v.RCID}).LocalService(); {
 		case local != "":
 			parts = append(parts, "service "+local+" of node "+strings.Join(v.Nodes, ","))
+		case v.RCGone && v.RCName != "":
+			parts = append(parts, "rc "+v.RCName+" ("+v.RCID+", gone)")
 		case v.RCName != "":
 			parts = append(parts, "rc "+v.RCName)
 		case v.RCID != "":

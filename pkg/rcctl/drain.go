@@ -25,6 +25,7 @@ time, without taking any controller below its minimum. A pod of a static control
 no room to move, stays; rcctl rc status says so. A pod that runs once and has ended stays, too, and nobody waits for
 it: elsewhere it would run again. With --force what is left at the deadline is stopped, unless its
 controller is disabled; without it the deadline only says from when on a drain is late. Draining again changes what is given and keeps the rest.
+--wait says of the first pod that stays why: no other node has its port free, for example.
 
 Examples:
   rcctl node drain node-17 --wait
@@ -67,7 +68,7 @@ func runDrain(c *cli.Context, std *stdio, s *conn, want wantedDrain) error {
 	if c.Bool("wait") {
 		return waitFor(c.Context, std, pending{
 			subject: "node " + want.name, written: "the drain is written", goal: "drained", hint: "rcctl pods --node " + want.name, done: "node " + want.name + " is drained",
-		}, limitOf(c), func(ctx context.Context) (string, bool, error) { return leftOn(ctx, s, want.name) })
+		}, limitOf(c), (&draining{s: s, node: want.name}).look)
 	}
 	fmt.Fprintf(std.out, "watch: rcctl pods --node %s\n", want.name)
 	return nil
@@ -130,30 +131,87 @@ func computeUndrain(ops node.Ops) nodeChange {
 	return c
 }
 
-// leftOn says which pods are left on a node, and whether there are none: every intent on it is gone, which is when its owner has the
-// node's word that the pod stopped, or is about a pod that runs once and has ended, which stays.
-func leftOn(ctx context.Context, s *conn, name string) (line string, done bool, err error) {
+// draining is a wait for the end of a drain.
+type draining struct {
+	s    *conn
+	node string
+	why  string    // a pod stays, as it was when its controller was looked at
+	next time.Time // when that is looked at again
+}
+
+// look says what is left on the node, and why, and whether that is nothing.
+func (d *draining) look(ctx context.Context) (line string, done bool, err error) {
+	left, err := leftOn(ctx, d.s, d.node)
+	if err != nil || len(left) == 0 {
+		return "", err == nil, err
+	}
+	if began := time.Now(); !began.Before(d.next) {
+		if why, err := whyLeft(ctx, d.s, d.node, left); err == nil { // what is left is said without it, too
+			d.why = why
+		}
+		d.next = time.Now().Add(max(podsEvery, podsRest*time.Since(began)))
+	}
+	line = textOf(left)
+	if d.why != "" {
+		line += "; " + d.why
+	}
+	return line, false, nil
+}
+
+// textOf says which pods are left on a node.
+func textOf(left []pod.Intent) string {
+	names := field.Each(left, func(in pod.Intent) string { return fmt.Sprintf("%s-%s-%d", in.PodID, in.Role, in.Index) })
+	slices.Sort(names)
+	return fmt.Sprintf("%s left: %s", field.Count(len(left), "pod"), inspect.SomeOf(names))
+}
+
+// maxWhyLeft bounds how many controllers are looked at for the reason why a pod stays.
+const maxWhyLeft = 3
+
+// whyLeft says of the first pod for which that is known why it is still on its node, "" for none.
+func whyLeft(ctx context.Context, s *conn, node string, left []pod.Intent) (string, error) {
+	looked := map[string]bool{}
+	for _, in := range left {
+		if looked[in.RCID] || len(looked) == maxWhyLeft {
+			continue
+		}
+		looked[in.RCID] = true
+		rec, err := s.RCs.Get(ctx, store.Default, in.RCID)
+		if errors.Is(err, store.ErrNotFound) || isCorrupt(err) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		sit, _, err := situationOf(ctx, s, &rec.Value)
+		if err != nil {
+			return "", err
+		}
+		if why := inspect.WhyStays(sit, node); why != "" {
+			return why, nil
+		}
+	}
+	return "", nil
+}
+
+// leftOn returns which pods are left on a node: there are none when every intent on it is gone, which is when its owner
+// has the node's word that the pod stopped, or is about a pod that runs once and has ended, which stays.
+func leftOn(ctx context.Context, s *conn, name string) ([]pod.Intent, error) {
 	recs, bad, err := s.Intents.List(ctx, store.Default, name)
 	if err == nil {
 		err = errors.Join(bad...)
 	}
 	if err != nil {
-		return "", false, err
+		return nil, err
 	}
 	ops, err := s.NodeOps.Get(ctx, store.Consistent, name)
 	if err != nil {
-		return "", false, err
+		return nil, err
 	}
 	if ops.Value.Drain == nil {
-		return "", false, refusedf("node %s: the drain was ended before the node was drained", name)
+		return nil, refusedf("node %s: the drain was ended before the node was drained", name)
 	}
-	left, err := notEnded(ctx, s, name, values(recs))
-	if err != nil {
-		return "", false, err
-	}
-	names := field.Each(left, func(in pod.Intent) string { return fmt.Sprintf("%s-%s-%d", in.PodID, in.Role, in.Index) })
-	slices.Sort(names)
-	return fmt.Sprintf("%s left: %s", field.Count(len(left), "pod"), inspect.SomeOf(names)), len(left) == 0, nil
+	return notEnded(ctx, s, name, values(recs))
 }
 
 // notEnded returns the intents on a node without those of pods that run once and, as the node says, have ended. Where

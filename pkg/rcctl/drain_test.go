@@ -67,7 +67,8 @@ func TestAnEndedPodIsNotLeftOnADrainedNode(t *testing.T) {
 			c.says.Identity, c.says.Node, c.says.Revision, c.says.Since = id, "n1", 5, time.Now().UTC()
 			put(reality, c.says)
 		}
-		line, done, err := leftOn(t.Context(), s, "n1")
+		left, err := leftOn(t.Context(), s, "n1")
+		line, done := textOf(left), len(left) == 0
 		want := "0 pods left: "
 		if c.left {
 			want = fmt.Sprintf("1 pod left: job-main-%d", i)

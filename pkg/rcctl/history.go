@@ -18,7 +18,8 @@ func historyCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "history", Usage: "list what was deployed of a service, and what came of it",
 		UsageText: "rcctl history SERVICE [-o table|json|yaml]",
-		Description: `The newest first. The one in effect, or on its way, has a star. -o json has the documents.
+		Description: `The newest first. The one in effect, or on its way, has a star. -o json has the documents, and
+long reasons in full.
 
 Examples:
   rcctl history web
@@ -28,6 +29,9 @@ Examples:
 		Action: onService(runHistory),
 	})
 }
+
+// maxReason bounds a reason in a table, in columns.
+const maxReason = 60
 
 func runHistory(c *cli.Context, std *stdio, s *conn, svc *record.Service) error {
 	views := make([]inspect.HistoryView, 0, len(svc.History))
@@ -40,7 +44,10 @@ func runHistory(c *cli.Context, std *stdio, s *conn, svc *record.Service) error 
 		if v.InEffect {
 			revision += " *"
 		}
-		return []string{revision, v.Outcome, inspect.Short(v.Manifest), fmt.Sprint(v.Spec.Total()), v.By, inspect.Age(time.Now(), v.At), fitted(v.Reason, 50)}
+		return []string{
+			revision, v.Outcome, inspect.Short(v.Manifest), fmt.Sprint(v.Spec.Total()), v.By,
+			inspect.Age(time.Now(), v.At), excerpt(v.Reason, maxReason),
+		}
 	})
 }
 

@@ -194,6 +194,19 @@ func wrapped(line string, columns int) []string {
 // wider than it is meant to be.
 const wide = 0x1100
 
+// excerpt shortens a text to a number of columns, at the end of a word, and says so by three dots.
+func excerpt(text string, columns int) string {
+	if fitted(text, columns) == text {
+		return text
+	}
+	const dots = "..."
+	cut := fitted(text, columns-len(dots))
+	if i := strings.LastIndexByte(cut, ' '); i > 0 && text[len(cut)] != ' ' {
+		cut = cut[:i]
+	}
+	return strings.TrimRight(cut, " ,;:.") + dots
+}
+
 // fitted cuts a line to a number of columns.
 func fitted(line string, columns int) string {
 	for i, r := range line {

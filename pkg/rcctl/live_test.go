@@ -73,3 +73,25 @@ func TestLiveBesideOtherLines(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// A text that is too long ends with a whole word and with dots.
+func TestExcerpt(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		text    string
+		columns int
+		want    string
+	}{
+		{"", 10, ""},
+		{"main.0 exits", 12, "main.0 exits"},
+		{"main.0 on n1 has failed", 15, "main.0 on n1..."},
+		{"main.0 on n1 has failed", 16, "main.0 on n1..."},
+		{"main.0 on n1: it failed", 16, "main.0 on n1..."},
+		{"artifact", 6, "art..."},
+		{"日本 日本日本", 10, "日本..."},
+	} {
+		if got := excerpt(tt.text, tt.columns); got != tt.want {
+			t.Errorf("%q in %d: %q, want %q", tt.text, tt.columns, got, tt.want)
+		}
+	}
+}

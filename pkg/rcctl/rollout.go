@@ -129,6 +129,9 @@ func runRolloutList(c *cli.Context, std *stdio, s *conn) error {
 	}
 	tb := table{header: []string{"SERVICE", "STATE", "STAGE", "STRATEGY", "OWNER", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
 	return printList(c, std, s, views, corrupt, "no rollouts under way", tb, func(v *inspect.RolloutView) []string {
-		return []string{v.Service, string(v.State), fmt.Sprintf("%d/%d", v.Stage, v.Stages), v.Strategy, v.Owner, inspect.Age(time.Now(), v.StartedAt), fitted(v.Reason, 40)}
+		return []string{
+			v.Service, string(v.State), fmt.Sprintf("%d/%d", v.Stage, v.Stages), v.Strategy, v.Owner,
+			inspect.Age(time.Now(), v.StartedAt), excerpt(v.Reason, maxReason),
+		}
 	})
 }

@@ -59,7 +59,7 @@ func (s *conn) write(ctx context.Context, compute compute) (c change, err error)
 		if c, index, err = compute(ctx); err != nil || c.none {
 			return err
 		}
-		audit := store.NewAudit(by, c.what, c.rc.ID, c.lines)
+		audit := store.NewAudit(by, c.what, c.rc.ID, slices.Concat(named(&c), c.lines))
 		if !c.signOnly {
 			rolls, err := s.Deployments.RolloutFor(ctx, &c.rc)
 			if err != nil {
@@ -85,6 +85,18 @@ func (s *conn) write(ctx context.Context, compute compute) (c change, err error)
 		return nil
 	})
 	return c, err
+}
+
+// named are the lines of an act that say which name it gave or took: the record that has it goes.
+func named(c *change) []string {
+	switch c.what {
+	case "create":
+		return []string{inspect.NameLine(c.rc.Name, true)}
+	case "delete":
+		return []string{inspect.NameLine(c.rc.Name, false)}
+	default:
+		return nil
+	}
 }
 
 // did notes how a write ended, and returns its error.

@@ -42,7 +42,8 @@ const whyRollouts = "it is about rollouts, no pod changes"
 
 // String shows the field on one line.
 func (f FieldChange) String() string {
-	return fmt.Sprintf("%s: %s -> %s", f.Path, f.From, f.To)
+	from, to := apart(f.From, f.To)
+	return fmt.Sprintf("%s: %s -> %s", f.Path, from, to)
 }
 
 // SpecChange is what differs between two documents, and what that takes.
@@ -136,21 +137,47 @@ type Leaf struct {
 	Secret bool
 }
 
-// maxShown bounds one side of a line, in characters.
-const maxShown = 80
+// maxShown bounds one side of a line, in characters, and before says how much of them is shown of what both sides begin
+// with where not all of it is.
+const (
+	maxShown = 80
+	before   = 20
+)
 
 // String shows the leaf, unless it is secret.
-func (l Leaf) String() string {
-	switch runes := []rune(l.Text); {
+func (l Leaf) String() string { return l.from(0) }
+
+// from shows the leaf from a character on, unless it is secret.
+func (l Leaf) from(start int) string {
+	runes := []rune(l.Text)
+	switch {
 	case l.Text == "":
 		return "(none)"
 	case l.Secret:
 		return "(not shown)"
-	case len(runes) > maxShown:
-		return string(runes[:maxShown]) + "..."
-	default:
-		return l.Text
 	}
+	text := ""
+	if start > 0 {
+		runes, text = runes[start:], "..."
+	}
+	if len(runes) > maxShown {
+		return text + string(runes[:maxShown]) + "..."
+	}
+	return text + string(runes)
+}
+
+// apart shows two leaves so that it is seen where they differ.
+func apart(a, b Leaf) (from, to string) {
+	one, other := []rune(a.Text), []rune(b.Text)
+	same := 0
+	for same < min(len(one), len(other)) && one[same] == other[same] {
+		same++
+	}
+	start := 0
+	if same > maxShown-before { // it would be at the end, or not to be seen
+		start = same - before
+	}
+	return a.from(start), b.from(start)
 }
 
 // IsZero leaves out of JSON what is not there, and what may not be shown.

@@ -4,8 +4,41 @@ import (
 	"strings"
 	"testing"
 
+	"pgregory.net/rapid"
+
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 )
+
+// Where long values differ is seen, wherever that is.
+func TestLongValuesDiffer(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 100)
+	for _, tt := range []struct{ from, to, want string }{
+		{"a", "b", "p: a -> b"},
+		{"", long, "p: (none) -> " + long[:80] + "..."},
+		{long + "-a", long + "-b", "p: ..." + long[:19] + "-a -> ..." + long[:19] + "-b"},
+		{long + "a" + long, long + "b" + long, "p: ..." + long[:20] + "a" + long[:59] + "... -> ..." + long[:20] + "b" + long[:59] + "..."},
+		{long, long + "b", "p: ..." + long[:20] + " -> ..." + long[:20] + "b"},
+		{"a" + long, "b" + long, "p: a" + long[:79] + "... -> b" + long[:79] + "..."},
+	} {
+		if got := (plan.FieldChange{Path: "p", From: plan.Leaf{Text: tt.from}, To: plan.Leaf{Text: tt.to}}).String(); got != tt.want {
+			t.Errorf("got  %s\nwant %s", got, tt.want)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		text := rapid.StringN(0, 300, -1)
+		same := text.Draw(t, "same")
+		a, b := same+text.Draw(t, "a"), same+text.Draw(t, "b")
+		from, to, found := strings.Cut(plan.FieldChange{Path: "p", From: plan.Leaf{Text: a}, To: plan.Leaf{Text: b}}.String(), " -> ")
+		if a != b && !strings.Contains(a+b, " -> ") && (!found || strings.TrimPrefix(from, "p: ") == to) {
+			t.Fatalf("%q and %q look the same: %q", a, b, from)
+		}
+	})
+	secret := plan.FieldChange{Path: "p", From: plan.Leaf{Text: long + "-a", Secret: true}, To: plan.Leaf{Text: long + "-b", Secret: true}}
+	if got := secret.String(); got != "p: (not shown) -> (not shown)" {
+		t.Error(got)
+	}
+}
 
 func TestEvalSpecChange(t *testing.T) {
 	const inPlace = `update.strategy="in-place"`

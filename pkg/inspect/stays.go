@@ -1,0 +1,84 @@
+package inspect
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// WhyStays says why the first pod of a controller that has to leave a node is still there, "" where nothing is known to
+// keep one.
+func WhyStays(s *Situation, node string) string {
+	as := *s
+	as.RC = *counted(&s.RC, s.Status)
+	slices.SortFunc(as.Placements, func(a, b pod.Placement) int { return a.Compare(b.Identity) })
+	for i := range as.Placements {
+		if p := &as.Placements[i]; p.Node == node {
+			if why := whyStays(&as, p); why != "" {
+				return PodName(p.PodID, p.Identity) + " stays: " + why
+			}
+		}
+	}
+	return ""
+}
+
+// longStop is how long a stop takes before it is worth a word.
+const longStop = time.Minute
+
+func whyStays(s *Situation, p *pod.Placement) string {
+	if causes := ownership(s); len(causes) > 0 {
+		return strings.TrimSuffix(causes[0].What, ".")
+	}
+	for _, c := range []rc.ConditionType{rc.BreakerTripped, rc.Holding, rc.SchedulerFailing} {
+		if s.is(c) {
+			return fmt.Sprintf("%s: %s", c, s.why(c))
+		}
+	}
+	switch {
+	case p.RunState == pod.Stopped && (p.StoppingSince == nil || s.Now.Sub(*p.StoppingSince) < longStop):
+		return "" // it is on its way
+	case p.RunState == pod.Stopped:
+		return "it was asked to stop at " + p.StoppingSince.UTC().Format(time.RFC3339) + " and has not confirmed it"
+	case s.RC.Disabled:
+		return "its controller is disabled"
+	case s.RC.Strategy == rc.Static:
+		return "its controller is static; to stop it at a deadline: rcctl node drain " + p.Node + " --deadline 0s --force"
+	}
+	if reasons, takes := refusals(s, p.Role, p); len(takes) == 0 {
+		return refusedBy(reasons, p.Node)
+	}
+	least := s.RC.MinimumAvailable()
+	if r := s.Realities[store.At{Identity: p.Identity, Node: p.Node}]; r.Available && s.Status != nil && s.Status.Available-1 < least {
+		return fmt.Sprintf("%d available replicas and a minimum of %d leave no room", s.Status.Available, least)
+	}
+	if s.is(rc.Blocked) {
+		return s.why(rc.Blocked)
+	}
+	return ""
+}
+
+// refusedBy says why no node but the pod's own takes it.
+func refusedBy(reasons map[scheduler.Reason][]string, own string) string {
+	var texts []string
+	for _, a := range advice {
+		others := slices.DeleteFunc(slices.Clone(reasons[a.reason]), func(name string) bool { return name == own })
+		if len(others) == 0 {
+			continue
+		}
+		what := a.what
+		if a.reason == scheduler.Selector {
+			what = "have labels that its selector does not match"
+		}
+		texts = append(texts, fmt.Sprintf("these %s: %s", what, SomeOf(others)))
+	}
+	if texts == nil {
+		return "there is no other node"
+	}
+	return "no other node takes it: " + strings.Join(texts, "; ")
+}
