@@ -30,7 +30,7 @@ const (
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == rotatorArg {
 		passes, _ := strconv.Atoi(os.Args[4])
-		failpoint = func(name string) {
+		Step = func(name string) {
 			if name == os.Args[3] {
 				if passes--; passes < 0 {
 					_ = unix.Kill(os.Getpid(), unix.SIGKILL)
@@ -61,8 +61,8 @@ func numbered(t *testing.T, path string, from, lines int) int {
 	return from
 }
 
-// wantNumbered fails the test unless each line is in one of the files, once and in order.
-func wantNumbered(t *testing.T, path string, lines int) {
+// everything returns what is in a log and its rotated files.
+func everything(t *testing.T, path string) string {
 	t.Helper()
 	text := live(t, path)
 	pending, _, err := Pending(path)
@@ -82,27 +82,50 @@ func wantNumbered(t *testing.T, path string, lines int) {
 	for n := 1; n <= testKeep+1; n++ {
 		before(fmt.Sprintf("%s.%d", path, n))
 	}
-	n := 0
+	return text
+}
+
+// wantNumbered fails the test unless each line is in one of the files, once and in order.
+func wantNumbered(t *testing.T, path string, lines int) {
+	t.Helper()
+	if first := wantLast(t, path, lines); first > 0 {
+		t.Fatalf("line %d is the first one", first)
+	}
+}
+
+// wantLast fails the test unless the last of so many lines are in the files, each once and in order. It returns the
+// first of them.
+func wantLast(t *testing.T, path string, lines int) (first int) {
+	t.Helper()
+	text := everything(t, path)
+	if _, err := fmt.Sscanf(text, "line %d\n", &first); err != nil {
+		t.Fatalf("%.40q: %v", text, err)
+	}
+	n := first
 	for line := range strings.Lines(text) {
 		if line != fmt.Sprintf("line %d\n", n) {
-			t.Fatalf("%.40q follows %d lines", line, n)
+			t.Fatalf("%.40q is there, want line %d", line, n)
 		}
 		n++
 	}
 	if n != lines {
-		t.Fatalf("%d lines are left, want %d", n, lines)
+		t.Fatalf("line %d is the last one, want %d", n-1, lines-1)
 	}
+	return first
 }
 
 // Whoever rotates may be killed at any moment: no line is lost then or doubled, neither at once nor when somebody else
 // goes on.
 func TestKilledWhileRotating(t *testing.T) {
 	t.Parallel()
-	for _, point := range []string{"half", "copied", "given back", "moving"} {
+	for _, point := range []string{"half", "copied", "given back", "moving", "moved"} {
 		for passes := range 4 {
 			t.Run(fmt.Sprint(point, passes), func(t *testing.T) {
 				t.Parallel()
 				path := filepath.Join(t.TempDir(), "log")
+				if point == "moved" && passes > 0 {
+					return // that is once
+				}
 				next := numbered(t, path, 0, 300)
 				if err := Rotate(path, testLimit, testKeep); err != nil {
 					t.Fatal(err)
@@ -126,6 +149,57 @@ func TestKilledWhileRotating(t *testing.T) {
 				wantNumbered(t, path, next)
 			})
 		}
+	}
+}
+
+// What is left out of the copies, because it would not be kept, is what is oldest: whoever is killed then leaves no gap
+// between two lines either.
+func TestKilledWhileLeavingOut(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{"half", "removing", "copied", "given back", "moving"} {
+		for passes := range 2 {
+			t.Run(fmt.Sprint(point, passes), func(t *testing.T) {
+				t.Parallel()
+				path := filepath.Join(t.TempDir(), "log")
+				next := 0
+				for range 3 {
+					next = numbered(t, path, next, 200)
+					if err := Rotate(path, testLimit, testKeep); err != nil {
+						t.Fatal(err)
+					}
+				}
+				next = numbered(t, path, next, 3000)
+				cmd := exec.Command(os.Args[0], rotatorArg, path, point, strconv.Itoa(passes))
+				if err := cmd.Run(); err == nil || err.Error() != "signal: killed" {
+					t.Fatal("it was not killed:", err)
+				}
+				wantLast(t, path, next)
+				if err := Rotate(path, testLimit, testKeep); err != nil {
+					t.Fatal(err)
+				}
+				if first := wantLast(t, path, next); first == 0 {
+					t.Error("nothing was left out")
+				}
+			})
+		}
+	}
+}
+
+// A rotation ends what was begun by another one, also where that leaves nothing to do.
+func TestRotateEndsWhatWasBegun(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	next := numbered(t, path, 0, 300)
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(pendingPath(path, int64(len(text))), text, 0o600)
+	}
+	if err = errors.Join(err, Rotate(path, testLimit, testKeep)); err != nil {
+		t.Fatal(err)
+	}
+	wantNumbered(t, path, next)
+	if pending, _, err := Pending(path); pending != "" || err != nil {
+		t.Errorf("%q was not ended, %v", pending, err)
 	}
 }
 
@@ -216,5 +290,41 @@ func TestRotateShortens(t *testing.T) {
 	wantNumbered(t, path, next)
 	if info.Sys().(*syscall.Stat_t).Blocks > 16 {
 		t.Errorf("it takes %d blocks", info.Sys().(*syscall.Stat_t).Blocks)
+	}
+}
+
+// A rotation that leaves something out leaves it to the next one to make the log shorter.
+func TestRotateLeavesOutOrShortens(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	numbered(t, path, 0, 0)
+	if err := os.Truncate(path, longHole); err != nil { // as if so much had been rotated out of it
+		t.Fatal(err)
+	}
+	next := numbered(t, path, 0, 3000)
+	before, err := os.Stat(path)
+	if err = errors.Join(err, Rotate(path, testLimit, testKeep)); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.Stat(path)
+	if err != nil || after.Size() != before.Size() {
+		t.Errorf("it was made shorter: %v, %v", after, err)
+	}
+	if first := wantLast(t, path, next); first == 0 {
+		t.Error("nothing was left out")
+	}
+	next = numbered(t, path, next, 300)
+	if err := Rotate(path, testLimit, testKeep); err != nil {
+		t.Fatal(err)
+	}
+	wantLast(t, path, next)
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		t.Fatal(err)
+	}
+	after, err = os.Stat(path)
+	can := fs.Type == unix.EXT4_SUPER_MAGIC || fs.Type == unix.XFS_SUPER_MAGIC
+	if err != nil || can != (after.Size() < longHole) {
+		t.Errorf("the log seems %d bytes long, %v", after.Size(), err)
 	}
 }

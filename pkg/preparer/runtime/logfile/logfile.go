@@ -22,7 +22,8 @@ import (
 var ErrCut = errors.New("this file system cannot punch holes: what the program wrote between the copy and the cut is lost")
 
 // Rotate moves what is in a log that holds more than limit into log.1, log.1 into log.2 and so on, keeping so many of
-// them. Each holds whole lines, and at most twice the limit. What would not be kept is not copied.
+// them. Each holds whole lines, and at most twice the limit. What would not be kept is not copied, and nothing is kept
+// then of what is older.
 //
 // The program holds the file open and appends to it, and knows nothing of this (R12). So a part of the log is copied,
 // and then a hole is punched over exactly that part: what the program appends meanwhile is behind it. The log seems to
@@ -53,32 +54,54 @@ func Rotate(path string, limit int64, keep int) (err error) {
 	if err := Settle(path, keep); err != nil {
 		return err
 	}
-	if parts, err = Parts(log, 0, size); err == nil && keep > 0 {
-		parts, err = newest(log, parts, limit, keep)
-	}
-	holes := err == nil && keep > 0 && canPunch(path)
-	for first := true; err == nil && keep > 0 && (first || length(parts) > limit); first = false {
-		chunk := parts
-		if !holes {
-			parts = nil // the log is cut behind all of it
-		} else if chunk, parts, err = cut(log, parts, limit); err != nil {
-			break
-		}
-		err = moveOut(log, path, chunk, keep, !holes)
-	}
-	switch {
+	t := turn{log: log, path: path, limit: limit, keep: keep}
+	switch err = t.moveAll(size); {
 	case err == nil && keep == 0:
 		err = giveBack(log, size)
 	case durable.Full(err): // a log that waits for room takes what is left of it
 		err = fmt.Errorf("the log's content is lost, because there is no room for a copy: %w", errors.Join(err, giveBack(log, size)))
 	}
-	if err == nil {
+	if err == nil && (!t.leftOut || size >= urgentSize) {
+		Step("moved")
 		err = shorten(log, limit)
 	}
 	if err != nil {
 		return fmt.Errorf("rotate log: %w", err)
 	}
 	return nil
+}
+
+// turn is one rotation of a log.
+type turn struct {
+	log     *os.File
+	path    string
+	limit   int64
+	keep    int
+	holes   bool // can be punched
+	leftOut bool // there is more in the log than what is copied
+}
+
+// moveAll moves what is in a log that is so long into files of their own.
+func (t *turn) moveAll(size int64) error {
+	if t.keep == 0 {
+		return nil
+	}
+	all, err := Parts(t.log, 0, size)
+	if err != nil || length(all) <= t.limit { // more was in it than a rotation that was begun has left
+		return err
+	}
+	parts, err := newest(t.log, all, t.limit, t.keep)
+	t.holes, t.leftOut = canPunch(t.path), length(parts) < length(all)
+	for first := true; err == nil && (first || length(parts) > t.limit); first = false {
+		chunk := parts
+		if !t.holes {
+			parts = nil // the log is cut behind all of it
+		} else if chunk, parts, err = cut(t.log, parts, t.limit); err != nil {
+			break
+		}
+		err = t.moveOut(chunk, first && t.leftOut)
+	}
+	return err
 }
 
 // Settle ends a rotation that was begun by somebody who was killed.
@@ -125,28 +148,57 @@ func room(info fs.FileInfo) int64 {
 	return info.Size()
 }
 
-// moveOut moves what is in these parts into log.1, and the older files on by one. grown: what is added meanwhile goes
-// with them.
-func moveOut(log *os.File, path string, parts []Part, keep int, grown bool) error {
-	upTo, err := copyAside(log, path, parts, grown)
+// moveOut moves what is in these parts into log.1, and the older files on by one. Where no holes can be punched, what
+// is added meanwhile goes with them. After a gap the older files go instead: those that are kept, and the log, are one
+// text, in which readers count back from where the log begins.
+func (t *turn) moveOut(parts []Part, gap bool) error {
+	upTo, err := copyAside(t.log, t.path, parts, !t.holes)
 	if err != nil {
 		return err
 	}
-	failpoint("half")
-	pending := pendingPath(path, upTo)
-	if err := os.Rename(asidePath(path), pending); err != nil { // from here on it is in the copy, and no longer in the log
+	Step("half")
+	if gap {
+		if err := removeRotated(t.path); err != nil {
+			return err
+		}
+	}
+	pending := pendingPath(t.path, upTo)
+	if err := os.Rename(asidePath(t.path), pending); err != nil {
 		return err
 	}
-	failpoint("copied")
-	if err = giveBack(log, upTo); err != nil && !errors.Is(err, ErrCut) {
+	// From here on it is in the copy, and no longer in the log.
+	Step("copied")
+	if err = giveBack(t.log, upTo); err != nil && !errors.Is(err, ErrCut) {
 		return err
 	}
-	failpoint("given back")
-	return errors.Join(err, Shift(pending, path, keep))
+	Step("given back")
+	return errors.Join(err, Shift(pending, t.path, t.keep))
 }
 
-// failpoint is where tests end the process.
-var failpoint = func(string) {}
+// removeRotated removes all rotated files of a log, the oldest first, so that those that are left lead up to it.
+func removeRotated(path string) error {
+	last := 0
+	for ; ; last++ {
+		if _, err := os.Lstat(rotatedPath(path, last+1)); errors.Is(err, fs.ErrNotExist) {
+			break
+		} else if err != nil {
+			return err
+		}
+	}
+	for ; last > 0; last-- {
+		Step("removing")
+		if err := os.Remove(rotatedPath(path, last)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func rotatedPath(path string, n int) string { return fmt.Sprintf("%s.%d", path, n) }
+
+// Step is called between two steps of a rotation, with what comes next or was done. Tests end the process there, or let
+// others do something.
+var Step = func(string) {}
 
 // fallocate is fallocate(2), and something else for tests of file systems without it.
 var fallocate = unix.Fallocate
@@ -183,14 +235,20 @@ func giveBack(log *os.File, upTo int64) error {
 	return err
 }
 
-// A log that begins with a hole of more than longHole, and of more than eight times its limit, is made shorter by whole
-// units of that, of which blocks of all sizes are parts. A program whose file reaches the largest size that there is
-// would be killed: 16 TiB on ext4.
+// ShortenBy is the unit by which a log is made shorter. Blocks of all sizes are parts of it, and whoever knows where
+// something was in the log finds it again.
+const ShortenBy = 1 << 20
+
+// A log that begins with a hole of more than longHole, and of more than eight times its limit, is made shorter. A
+// program whose file reaches the largest size that there is would be killed: 16 TiB on ext4.
 const (
 	longHole   = 64 << 20
-	shortenBy  = 1 << 20
 	holeLimits = 8
 )
+
+// urgentSize is from where on a log is made shorter also by a rotation that leaves something out. Whoever has read the
+// log before such a one cannot tell from its length alone how much both took away; so it is left to the next one.
+const urgentSize = 1 << 40
 
 // shorten removes the hole that a log begins with, but for a rest by which readers know that nothing was cut off. Not
 // all file systems can: on those without it no size is ever reached.
@@ -200,10 +258,10 @@ func shorten(log *os.File, limit int64) error {
 		return err
 	}
 	begin, err := Begin(log, info.Size())
-	if err != nil || begin < max(longHole, holeLimits*limit) || begin%shortenBy == 0 {
+	if err != nil || begin < max(longHole, holeLimits*limit) || begin%ShortenBy == 0 {
 		return err
 	}
-	err = fallocate(int(log.Fd()), unix.FALLOC_FL_COLLAPSE_RANGE, 0, begin-begin%shortenBy)
+	err = fallocate(int(log.Fd()), unix.FALLOC_FL_COLLAPSE_RANGE, 0, begin-begin%ShortenBy)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) {
 		return nil
 	}
@@ -259,20 +317,19 @@ func copyParts(to io.Writer, log *os.File, parts []Part) (upTo int64, err error)
 // Shift makes room at log.1 and renames a file to that. The oldest of so many goes, unless a number is free: then
 // somebody was killed who had moved those behind it.
 func Shift(newest, path string, keep int) error {
-	numbered := func(n int) string { return fmt.Sprintf("%s.%d", path, n) }
 	free := 1
 	for ; free < keep; free++ {
-		if _, err := os.Lstat(numbered(free)); errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(rotatedPath(path, free)); errors.Is(err, fs.ErrNotExist) {
 			break
 		}
 	}
 	for n := free; n > 1; n-- {
-		failpoint("moving")
-		if err := os.Rename(numbered(n-1), numbered(n)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		Step("moving")
+		if err := os.Rename(rotatedPath(path, n-1), rotatedPath(path, n)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	return os.Rename(newest, numbered(1))
+	return os.Rename(newest, rotatedPath(path, 1))
 }
 
 // Share lets a program that runs as another user open its log once more, as "> /dev/stderr" does. The file stays the

@@ -54,6 +54,16 @@ func Begin(log *os.File, size int64) (int64, error) {
 	return min(at, size), nil
 }
 
+// HoleEnd returns where the hole ends that a log begins with: in the middle of what Begin counts to it, and at the end
+// of a log that is nothing else.
+func HoleEnd(log *os.File) (int64, error) {
+	end, err := log.Seek(0, unix.SEEK_DATA)
+	if errors.Is(err, unix.ENXIO) {
+		return log.Seek(0, io.SeekEnd)
+	}
+	return end, err
+}
+
 // Parts returns what is in a log from an offset on, up to its size, but not in a copy of it. A program can make holes
 // of its own; those are no part.
 func Parts(log *os.File, from, size int64) (parts []Part, err error) {
