@@ -169,8 +169,10 @@ func (t *tail) begin(previous bool, lines int) error {
 	if err != nil {
 		return err
 	}
-	t.next = s.place(s.size)
-	return t.printer.copy(s.section(from, to))
+	r := s.section(from, to)
+	err = t.printer.copy(r)
+	t.next = r.place()
+	return err
 }
 
 // more prints what was added, over rotations.
@@ -180,10 +182,9 @@ func (t *tail) more() error {
 		return err
 	}
 	defer s.close()
-	from := s.find(t.next)
-	added := &io.LimitedReader{R: s.section(from, s.size), N: s.size - from}
-	err = t.printer.copy(added)
-	t.next = s.place(s.size - added.N) // what is cut while it is read is in the copy
+	r := s.section(s.find(t.next), s.size)
+	err = t.printer.copy(r)
+	t.next = r.place()
 	return err
 }
 

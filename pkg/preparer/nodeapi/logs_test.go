@@ -239,10 +239,13 @@ func TestFollowOverSeveralRotations(t *testing.T) {
 	}
 }
 
-// A log is followed, and read whole, while it is written and rotated as fast as can be.
+// A log is followed, and read whole, while it is written and rotated as fast as can be, and made shorter once.
 func TestFollowUnderFire(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t)
+	if err := os.Truncate(p.path, 62<<20); err != nil { // as if that had been rotated out of it
+		t.Fatal(err)
+	}
 	var out bytes.Buffer
 	tl := &tail{path: p.path, printer: printer{to: &out}}
 	if err := tl.begin(false, -1); err != nil {
