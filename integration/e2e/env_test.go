@@ -188,8 +188,11 @@ func newEnv(t *testing.T) *env {
 	return e
 }
 
-// cleanup ends every process of the scenario, supervisors and pods included, and proves it.
+// cleanup ends every process of the scenario, supervisors and pods included, and proves it. A scenario may have failed
+// where a supervisor was killed and there is no other one yet to end its pods when the lifeline breaks: what is left
+// of one that has failed is killed.
 func (e *env) cleanup() {
+	failed := e.t.Failed()
 	for _, d := range e.daemons {
 		d.signal(syscall.SIGCONT) // a stopped process would not see the end of its lifeline
 	}
@@ -212,6 +215,9 @@ func (e *env) cleanup() {
 	}
 	if err := cluster.Until(ctx, func() error {
 		left, err := cluster.ProcessesUnder(e.dir)
+		if failed {
+			killAll(left)
+		}
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("processes are left: %v", left)
 		}
@@ -227,6 +233,16 @@ func (e *env) cleanup() {
 	for _, dir := range append(e.dirs, e.dir) {
 		if err := consultest.RemoveAll(dir); err != nil {
 			e.t.Errorf("%.300s", err)
+		}
+	}
+}
+
+// killAll kills what ProcessesUnder has found.
+func killAll(found []string) {
+	for _, text := range found {
+		var pid int
+		if _, err := fmt.Sscanf(text, "%d:", &pid); err == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
 		}
 	}
 }

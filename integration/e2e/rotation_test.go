@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,7 +29,7 @@ func logRotation(e *env) {
 	const total = 1_000_000
 	var followed atomic.Int64
 	done := make(chan error, 1)
-	go func() { done <- writeNumbered(log, total, &followed) }()
+	go func() { done <- writeNumbered(e.t.Context(), log, total, &followed) }()
 	rotations, last := 0, os.FileInfo(nil)
 	for followed.Load() < total {
 		line, ok := <-lines
@@ -54,10 +55,14 @@ func logRotation(e *env) {
 		e.t.Errorf("%d rotations", rotations)
 	}
 	e.keptOnce(log, total)
+	e.remember("hello")
+	e.crash("hello", 0) // which takes a supervisor, in place of the last one that was killed
+	e.within(limit, func() error { return e.converged(e.rcIDs["hello"], 1) })
 }
 
-// writeNumbered appends lines to a log as its program does, no more than some megabytes before they are followed.
-func writeNumbered(log string, total int64, followed *atomic.Int64) error {
+// writeNumbered appends lines to a log as its program does, no more than some megabytes before they are followed. It
+// ends with ctx.
+func writeNumbered(ctx context.Context, log string, total int64, followed *atomic.Int64) error {
 	const ahead = 100_000
 	f, err := os.OpenFile(log, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
@@ -66,6 +71,9 @@ func writeNumbered(log string, total int64, followed *atomic.Int64) error {
 	defer f.Close()
 	for n := range total {
 		for n-followed.Load() > ahead {
+			if ctx.Err() != nil { // the scenario has failed
+				return ctx.Err()
+			}
 			goruntime.Gosched()
 		}
 		if _, err := fmt.Fprintf(f, numberedLine, n); err != nil {
@@ -95,9 +103,9 @@ func (e *env) keptOnce(log string, total int) {
 		if next != total {
 			return fmt.Errorf("line %d is the last one, want %d", next-1, total-1)
 		}
+		if pending, _ := filepath.Glob(log + ".upto-*"); len(pending) > 0 { // or one has just begun
+			return fmt.Errorf("a rotation was not ended: %v", pending)
+		}
 		return nil
 	})
-	if pending, _ := filepath.Glob(log + ".upto-*"); len(pending) > 0 {
-		e.t.Errorf("a rotation was not ended: %v", pending)
-	}
 }
