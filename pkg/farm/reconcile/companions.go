@@ -46,20 +46,27 @@ func (s *Snapshot) ofService() (l limits) {
 	return l
 }
 
-// asked returns how many pods the revisions ask for together, while that bounds the service: no rollout is in charge, so that nobody but
-// operators changes the counts, and nobody brings minimum and bound to them.
-func asked(s *Snapshot) (n int, bounds bool) {
+// asked returns how many pods the revisions ask for together, and how many of these that do not stand by, while that
+// bounds the service: no rollout is in charge, so that nobody but operators changes the counts, and nobody brings
+// minimum and bound to them.
+func asked(s *Snapshot) (all, serving int, bounds bool) {
 	if s.Rollout != "" {
-		return 0, false
+		return 0, 0, false
 	}
-	n = s.RC.Asks()
-	for i := range s.Companions {
-		if s.Companions[i].Asks == nil {
-			return 0, false
+	add := func(n int, of *rc.Service) {
+		if all += n; of == nil || !of.Standby {
+			serving += n
 		}
-		n += *s.Companions[i].Asks
 	}
-	return n, true
+	add(s.RC.Asks(), s.RC.Service)
+	for i := range s.Companions {
+		c := &s.Companions[i]
+		if c.Asks == nil {
+			return 0, 0, false
+		}
+		add(*c.Asks, c.Service)
+	}
+	return all, serving, true
 }
 
 // limits are how few pods must stay available (P6), and how many copies there may be.
@@ -74,8 +81,8 @@ func limitsOf(s *Snapshot) limits {
 		return limits{least: s.leastOfItsOwn()}
 	}
 	l := s.ofService()
-	if n, bounds := asked(s); bounds {
-		l.least, l.bound = min(l.least, n), max(l.bound, n+s.RC.Surge())
+	if all, serving, bounds := asked(s); bounds {
+		l.least, l.bound = min(l.least, serving), max(l.bound, all+s.RC.Surge())
 	}
 	return l
 }

@@ -396,7 +396,10 @@ func TestWithoutARolloutTheBoundsFollowTheCounts(t *testing.T) {
 		mutator     string
 		stops, adds int
 		waits       bool
+		standby     bool // the other one stands by
 	}{
+		"the other one stands by":                 {own: 5, asked: 2, of: count(5), least: 5, most: 10, stops: 3, standby: true},
+		"the other one stands by, a rollout":      {own: 5, asked: 2, of: count(5), least: 5, most: 10, mutator: "web/r1", waits: true, standby: true},
 		"below the minimum together":              {own: 5, asked: 2, of: count(0), least: 5, most: 6, stops: 3},
 		"a rollout is in charge":                  {own: 5, asked: 2, of: count(0), least: 5, most: 6, mutator: "web/r1", waits: true},
 		"the other one cannot be read":            {own: 5, asked: 2, least: 5, most: 6, waits: true},
@@ -414,6 +417,9 @@ func TestWithoutARolloutTheBoundsFollowTheCounts(t *testing.T) {
 		s := row(c.own, c.asked)
 		other := besides(s, c.beside, c.least, c.most)
 		s.Rollout, other.Asks = c.mutator, c.of
+		if c.standby {
+			other.Service = &rc.Service{Name: "web", Revision: 1, Min: c.least, Max: c.most, Standby: true}
+		}
 		plan := reconcile.Compute(s)
 		if got := len(stopped(&plan)); got != c.stops || len(plan.Adds) != c.adds || plan.Status.Is(rc.WaitsForService) != c.waits {
 			t.Errorf("%s: %d stop and %d are added: %+v", name, got, len(plan.Adds), plan.Status.Conditions)

@@ -196,20 +196,22 @@ func (w *serviceWorld) lands(t rapid.TB, ch *reconcile.Change) bool {
 	return true
 }
 
-// asked is what all revisions ask for while no rollout is in charge.
-func (w *serviceWorld) asked() int {
-	n := 0
+// asked is what all revisions ask for while no rollout is in charge, and what those that do not stand by do.
+func (w *serviceWorld) asked() (all, serving int) {
 	for _, r := range w.rcs {
-		n += r.Asks()
+		if all += r.Asks(); !r.Service.Standby {
+			serving += r.Asks()
+		}
 	}
-	return n
+	return all, serving
 }
 
 func (w *serviceWorld) least(id string) int {
 	if w.rollout != "" {
 		return w.rcs[id].Service.Min
 	}
-	return min(w.rcs[id].Service.Min, w.asked())
+	_, serving := w.asked()
+	return min(w.rcs[id].Service.Min, serving)
 }
 
 func (w *serviceWorld) most(id string) int {
@@ -217,7 +219,8 @@ func (w *serviceWorld) most(id string) int {
 	if w.rollout != "" {
 		return r.Service.Max
 	}
-	return max(r.Service.Max, w.asked()+r.Surge())
+	all, _ := w.asked()
+	return max(r.Service.Max, all+r.Surge())
 }
 
 // counting counts the pods of all revisions that count, where nodes are what an owner took them for.
