@@ -8,6 +8,8 @@ type service struct {
 	Name string `json:"name"`
 	Min  int    `json:"min"`
 	Max  int    `json:"max"` // zero: none
+
+	Standby bool `json:"standby"`
 }
 
 // isBeside reports whether a controller is another revision of the same service. One that runs before a revision is
@@ -73,29 +75,34 @@ func (j *judgement) said(w *Write, c *controller) (least, most int) {
 	return least, most
 }
 
-// asked returns how many pods the revisions ask for together, while that bounds the service: no rollout is in charge of the controller, so
-// that nobody brings minimum and bound to other counts.
-func (j *judgement) asked(w *Write, c *controller) (n int, bounds bool) {
+// asked returns how many pods the revisions ask for together, and how many of these that do not stand by, while that
+// bounds the service: no rollout is in charge of the controller, so that nobody brings minimum and bound to other
+// counts.
+func (j *judgement) asked(w *Write, c *controller) (all, serving int, bounds bool) {
 	if w.inCharge(c.ID) {
-		return 0, false
+		return 0, 0, false
 	}
 	for _, id := range j.together(w, c) {
 		r := w.readBefore(id)
 		if r == nil {
-			return 0, false
+			return 0, 0, false
 		}
-		if r.DeletedAt == nil {
-			n += r.desired()
+		if r.DeletedAt != nil {
+			continue
+		}
+		all += r.desired()
+		if r.Service == nil || !r.Service.Standby {
+			serving += r.desired()
 		}
 	}
-	return n, true
+	return all, serving, true
 }
 
 // least returns the minimum of a controller's service, which follows the counts down.
 func (j *judgement) least(w *Write, c *controller) int {
 	least, _ := j.said(w, c)
-	if n, bounds := j.asked(w, c); bounds {
-		return min(least, n)
+	if _, serving, bounds := j.asked(w, c); bounds {
+		return min(least, serving)
 	}
 	return least
 }
@@ -103,8 +110,8 @@ func (j *judgement) least(w *Write, c *controller) int {
 // most returns the bound of a controller's service, which follows the counts up.
 func (j *judgement) most(w *Write, c *controller) int {
 	_, most := j.said(w, c)
-	if n, bounds := j.asked(w, c); bounds {
-		return max(most, n+c.surge())
+	if all, _, bounds := j.asked(w, c); bounds {
+		return max(most, all+c.surge())
 	}
 	return most
 }
