@@ -3,6 +3,7 @@ package farm
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
@@ -45,9 +46,7 @@ func (v *view) readDetails(ctx context.Context, reads Reads, w store.Wanted) (st
 	if v.reports == nil {
 		v.reports, v.pods = make(map[store.At]store.Report, len(d.Reports)), map[string]reported{}
 	}
-	for at, r := range d.Reports {
-		v.reports[at] = r
-	}
+	maps.Copy(v.reports, d.Reports)
 	return d, nil
 }
 
