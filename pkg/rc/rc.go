@@ -76,8 +76,8 @@ type Service struct {
 	Revision int64  `json:"revision"` // from 1
 	// Min and Max count over all revisions that have a record, while there are several: Min available pods are left
 	// (P6), and there are no more than Max, those that stop included. Of several revisions the stricter one holds;
-	// those that are deleted have no say. While no rollout is in charge they follow the counts: Min is no more, and Max
-	// no less, than what the revisions ask for together.
+	// those that are deleted have no say. While no rollout is in charge they follow the counts: Min is no more than what
+	// the revisions that do not stand by ask for together, and Max no less than what all of them do.
 	Min int `json:"min,omitempty"`
 	Max int `json:"max,omitempty"`
 	// Standby keeps the pods out of their service's name; they count for no minimum.
