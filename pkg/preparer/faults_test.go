@@ -488,12 +488,23 @@ func TestKilledAnywhereBesideAStoppedSupervisor(t *testing.T) {
 	killedAnywhere(t, defaultFaults/4, func(f *faultRun) disturbance {
 		supervisor := parentOf(f.t, f.pid(9))
 		goOn := func() { _ = syscall.Kill(supervisor, syscall.SIGCONT) } // it ends with the test, not before
-		hold := func() { _ = syscall.Kill(supervisor, syscall.SIGSTOP) }
+		var mu sync.Mutex
+		life := 0 // what a timer of a former one does late must not stop the supervisor for good
+		hold := func(of int) {
+			mu.Lock()
+			defer mu.Unlock()
+			if life == of {
+				_ = syscall.Kill(supervisor, syscall.SIGSTOP)
+			}
+		}
 		var timers []*time.Timer
 		end := func() {
 			for _, timer := range timers {
 				timer.Stop()
 			}
+			mu.Lock()
+			defer mu.Unlock()
+			life++
 			goOn()
 		}
 		f.t.Cleanup(end)
@@ -502,8 +513,8 @@ func TestKilledAnywhereBesideAStoppedSupervisor(t *testing.T) {
 			if f.rnd.IntN(3) == 0 {
 				return
 			}
-			at, length := time.Duration(f.rnd.Int64N(int64(longest))), time.Duration(f.rnd.Int64N(int64(longest)))
-			timers = []*time.Timer{time.AfterFunc(at, hold), time.AfterFunc(at+length, goOn)}
+			at, length, of := time.Duration(f.rnd.Int64N(int64(longest))), time.Duration(f.rnd.Int64N(int64(longest))), life
+			timers = []*time.Timer{time.AfterFunc(at, func() { hold(of) }), time.AfterFunc(at+length, goOn)}
 		}}
 	})
 }
