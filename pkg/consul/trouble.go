@@ -50,7 +50,7 @@ func NoLeader(err error) bool {
 	return is && status.Code == http.StatusInternalServerError && strings.Contains(status.Body, "No cluster leader")
 }
 
-// TokenTrouble is why Consul refuses a request to whoever sent it.
+// TokenTrouble says why Consul refuses the token of a request.
 type TokenTrouble int
 
 // The kinds of it.

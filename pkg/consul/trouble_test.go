@@ -39,7 +39,7 @@ func testTokenTrouble(t *testing.T, g guarded) {
 	}
 }
 
-// A request that nobody answers says that it was for Consul, and is otherwise the error that it was.
+// The error of a request without an answer says that the request was for Consul. It still wraps the first error.
 func TestAway(t *testing.T) {
 	t.Parallel()
 	c := clientOf(t, consul.Config{Address: "127.0.0.1:1"})

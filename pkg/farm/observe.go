@@ -88,8 +88,8 @@ func (ps *writer) commit(ctx context.Context, b *batch) error {
 	return err
 }
 
-// countsEvery is how often a status is written that only counts how many pods have come or gone. Each is a write that
-// nobody waits for, and most often the one that says that all have comes at once.
+// countsEvery is how often a status is written that only counts how many pods have come or gone. Such a
+// write is not urgent: most often the status that says that all pods have come follows at once.
 const countsEvery = 200 * time.Millisecond
 
 // statusMayWait returns how long a status may stay unwritten, zero for not at all: it says nothing but how many of the pods that nodes

@@ -7,7 +7,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 )
 
-// A name that a service may not have is one mistake, and what is said to be allowed is.
+// A bad name of a service is reported as one mistake. Each name that the error calls allowed is accepted.
 func TestNamesOfServices(t *testing.T) {
 	t.Parallel()
 	for name, bad := range map[string]bool{
