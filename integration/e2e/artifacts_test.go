@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
@@ -23,15 +24,16 @@ import (
 // files is an https server of artifacts, some of which it does not manage to serve.
 type files struct {
 	*httptest.Server
-	content map[string][]byte
+	content sync.Map // bytes by path; a node may fetch while a file is added
 }
 
 // serveFiles starts the server; trust is the value of SSL_CERT_FILE that makes a program trust it.
 func (e *env) serveFiles() (f *files, trust string) {
 	e.t.Helper()
-	f = &files{content: map[string][]byte{}}
+	f = &files{}
 	f.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		data := f.content[r.URL.Path]
+		found, _ := f.content.Load(r.URL.Path)
+		data, _ := found.([]byte)
 		switch {
 		case data == nil:
 			http.NotFound(w, r)
@@ -62,7 +64,7 @@ func (e *env) serveFiles() (f *files, trust string) {
 
 // add serves a file and returns how a manifest names it.
 func (f *files) add(path string, data []byte) cluster.Artifact {
-	f.content[path] = data
+	f.content.Store(path, data)
 	sum := sha256.Sum256(data)
 	return cluster.Artifact{URL: f.URL + path, SHA256: hex.EncodeToString(sum[:])}
 }
