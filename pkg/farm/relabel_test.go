@@ -86,7 +86,7 @@ func (c *cluster) lateFarm(id string, hears *hearing) (hear func()) {
 			f := farm.NewFarm(farm.Config{ID: id, Store: behind{st.FarmSession(s, id), hears}, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second})
 			select {
 			case started <- f:
-			default: // it starts again after its session was lost, and nobody waits for that
+			default: // the farm starts again after its session was lost; the test does not wait for that
 			}
 			return f.Start(ctx)
 		})

@@ -17,6 +17,7 @@ import (
 func WhyStays(s *Situation, node string) string {
 	as := *s
 	as.RC = *counted(&s.RC, s.Status)
+	as.Placements = slices.Clone(s.Placements)
 	slices.SortFunc(as.Placements, func(a, b pod.Placement) int { return a.Compare(b.Identity) })
 	for i := range as.Placements {
 		if p := &as.Placements[i]; p.Node == node {

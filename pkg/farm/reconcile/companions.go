@@ -47,8 +47,8 @@ func (s *Snapshot) ofService() (l limits) {
 }
 
 // asked returns how many pods the revisions ask for together, and how many of these that do not stand by, while that
-// bounds the service: no rollout is in charge, so that nobody but operators changes the counts, and nobody brings
-// minimum and bound to them.
+// bounds the service: no rollout is in charge. Then only operators change the counts, and minimum and bound follow
+// these counts.
 func asked(s *Snapshot) (all, serving int, bounds bool) {
 	if s.Rollout != "" {
 		return 0, 0, false

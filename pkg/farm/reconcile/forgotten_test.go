@@ -68,7 +68,7 @@ func TestAStatusCountsForgottenPodsNoMore(t *testing.T) {
 	}
 }
 
-// What waits for a later pass has not converged, whatever the plan says that was to make all changes.
+// A controller has not converged while a pass has made only some of the changes of its plan.
 func TestAPlanThatIsMadeInPartHasNotConverged(t *testing.T) {
 	t.Parallel()
 	s := row(4, 2)

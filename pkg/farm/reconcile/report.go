@@ -11,8 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// report is what the plan's status says: what is so once the pods are gone that have stopped as they were asked to, and
-// that the plan forgets.
+// report makes the plan's status. The status describes the controller without the pods that the plan forgets: those that
+// were asked to stop, and have.
 type report struct {
 	*draft
 	s *Snapshot // without these
