@@ -188,7 +188,9 @@ func TestAnAnswerIsAboutOneDeath(t *testing.T) {
 	defer release()
 	stop()
 	consultest.Eventually(t, soon, func() error { return agents.wasAsked(1) })
+	c.unmanaged("web") // what follows must not pass on a status from before
 	stop = c.node("n1", nil, nil)
+	c.lockedIs("n1", true)
 	c.runsAgain("web")
 	stop()
 	c.unmanaged("web") // the farm has heard of the second death
