@@ -88,14 +88,16 @@ func readRevision(c *cli.Context) (int64, error) {
 func rollbackCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "rollback", Usage: "deploy an earlier document of a service again",
-		UsageText: "rcctl rollback SERVICE [--to REV] [--yes] [--detach]",
-		Description: `What comes of it is a new revision with the old document, digests included. It is rolled out without canary, gates and delay, in larger
-steps, and never below the minimum. To take back a rollout that is under way: rcctl rollout rollback SERVICE.
+		UsageText: "rcctl rollback SERVICE [--to REV] [--counts] [--yes] [--detach]",
+		Description: `What comes of it is a new revision with the old document, digests included. The present number of replicas stays; --counts takes
+the old document's. The revision is rolled out without canary, gates and delay, in larger steps, and never below the minimum.
+To take back a rollout that is under way: rcctl rollout rollback SERVICE.
 
 Examples:
   rcctl rollback web            to the newest revision before that was done
-  rcctl rollback web --to 3`,
-		Flags:  append([]cli.Flag{revisionFlag("number of the `REVISION` (default: the newest that was done before this one)")}, runFlags()...),
+  rcctl rollback web --to 3
+  rcctl rollback web --counts   with the number of replicas that it had`,
+		Flags:  append([]cli.Flag{revisionFlag("number of the `REVISION` (default: the newest that was done before this one)"), countsFlag()}, runFlags()...),
 		Action: offline(runRollback),
 	})
 }
@@ -119,14 +121,27 @@ func runRollback(c *cli.Context, std *stdio) error {
 		}
 		d.rolling.Rollback = true
 		d.about = fmt.Sprintf("back to the document of revision %d", e.Revision)
-		return &e.Spec, nil
+		return goingBackTo(c, svc, e), nil
 	})
+}
+
+// goingBackTo returns the document that going back to a revision deploys: the revision's, with the present counts unless --counts.
+func goingBackTo(c *cli.Context, svc *record.Service, e *record.Entry) *record.ServiceSpec {
+	if c.Bool("counts") {
+		return &e.Spec
+	}
+	effect := svc.InEffect()
+	return e.Spec.WithCounts(effect.Spec.Groups())
+}
+
+func countsFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "counts", Usage: "go back to the revision's number of replicas, too (default: the present number stays)"}
 }
 
 func diffCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "diff", Usage: "show what differs: between revisions of a service, or between an rc and its document",
-		UsageText: "rcctl diff SERVICE [--to REV] | rcctl diff -f FILE",
+		UsageText: "rcctl diff SERVICE [--to REV] [--counts] | rcctl diff -f FILE",
 		Description: `With a SERVICE: what going back to a revision would change. With -f: what applying the document of an rc would change; exit code 6 says that
 something would. For the document of a service: rcctl plan -f. Nothing is written.
 
@@ -134,7 +149,7 @@ Examples:
   rcctl diff web                to the newest revision before that was done
   rcctl diff web --to 3
   rcctl diff -f rc.yaml`,
-		Flags:  []cli.Flag{fileFlag(), revisionFlag("number of the `REVISION` (default: the newest that was done before this one)")},
+		Flags:  []cli.Flag{fileFlag(), revisionFlag("number of the `REVISION` (default: the newest that was done before this one)"), countsFlag()},
 		Action: runDiff,
 	})
 }
@@ -144,24 +159,27 @@ func runDiff(c *cli.Context) error {
 		if c.IsSet("to") {
 			return badFlag(c, "--to", c.String("to"), "nothing, with --file")
 		}
+		if c.Bool("counts") {
+			return usagef(c, "--counts is about revisions of a SERVICE; leave it out with --file")
+		}
 		return onConn(readSpec, dryRun)(c)
 	}
 	rev, err := readRevision(c)
 	if err != nil {
 		return err
 	}
-	return onService(func(_ *cli.Context, std *stdio, _ *conn, svc *record.Service) error {
-		return diffRevisions(std, svc, rev)
+	return onService(func(c *cli.Context, std *stdio, _ *conn, svc *record.Service) error {
+		return diffRevisions(c, std, svc, rev)
 	})(c)
 }
 
-func diffRevisions(std *stdio, svc *record.Service, rev int64) error {
+func diffRevisions(c *cli.Context, std *stdio, svc *record.Service, rev int64) error {
 	e, err := entry(svc, rev)
 	if err != nil {
 		return err
 	}
 	effect := svc.InEffect()
-	change := plan.EvalSpecChange(&effect.Spec, &e.Spec)
+	change := plan.EvalSpecChange(&effect.Spec, goingBackTo(c, svc, e))
 	fmt.Fprintf(std.out, "service %s: revision %d -> document of revision %d: %s\n", svc.Deployed.Service, effect.Revision, e.Revision, change.Kind)
 	for _, f := range change.Fields {
 		fmt.Fprintf(std.out, "  %s  (%s)\n", clean(forTerminal(f.String())), f.Why)

@@ -29,6 +29,7 @@ func planFlags() []cli.Flag {
 		&cli.StringFlag{Name: "strategy", Usage: "`STRATEGY` of this rollout in place of the document's: availability, resourceutil, in-place, canary or blue-green"},
 		&cli.StringFlag{Name: "domain", Usage: "`DOMAIN` below which services get the meta host: <service>.<domain>"},
 		&cli.BoolFlag{Name: "skip-gates", Usage: "ask no gate"},
+		&cli.BoolFlag{Name: "keep-counts", Usage: "keep the present number of replicas, whatever the document says: something else scales the service"},
 	}
 }
 
@@ -117,6 +118,10 @@ func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned
 			return nil, fmt.Errorf("read service %s: %w", spec.Name, err)
 		}
 		known = svc.KnownDigests()
+		if svc != nil && d.flags.Bool("keep-counts") {
+			effect := svc.InEffect()
+			spec = spec.WithCounts(effect.Spec.Groups())
+		}
 	}
 	resolver := plan.ServiceSpecResolver{Domain: d.flags.String("domain"), Digests: &plan.DigestResolver{Source: &deploy.TarSource{}, Known: known}}
 	resolved, err := resolver.Resolve(ctx, spec)

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -22,6 +23,7 @@ func allowed(r *rc.RC) bool { return r.AllowMassStop == r.Generation }
 // allowances has the breaker pass every revision that has pods. The document and the history stay as they are.
 func (p *planner) allowances() []Operation {
 	var names []string
+	var stops []Operation
 	for i := range p.svc.Controllers {
 		c := &p.svc.Controllers[i]
 		if allowed(&c.RC) || !c.HasPods() {
@@ -32,6 +34,10 @@ func (p *planner) allowances() []Operation {
 		r.AllowMassStop = r.Generation
 		p.draft.Change = append(p.draft.Change, r)
 		names = append(names, r.Name)
+		if c.Status != nil && c.Status.Placed > r.Desired() && !r.EachNode() {
+			text := "stop " + field.Count(c.Status.Placed-r.Desired(), "pod") + " of " + r.Name
+			stops = append(stops, &step{sign: Removed, text: text, forecast: true}) // the farms wait for farm resume, nobody for them
+		}
 	}
 	p.record(p.base.ID, p.base.Revision, &p.current.RC)
 	p.draft.Deployed, p.draft.Forget = p.svc.Deployed, nil
@@ -40,7 +46,7 @@ func (p *planner) allowances() []Operation {
 	}
 	text := fmt.Sprintf("let the mass-stop breaker pass %s; what it withholds stops after rcctl farm resume", strings.Join(names, ", "))
 	p.draft.Audit = append(p.draft.Audit, text)
-	return []Operation{&step{sign: Changed, text: text, execute: func(ctx context.Context, client Client) error {
+	return append([]Operation{&step{sign: Changed, text: text, execute: func(ctx context.Context, client Client) error {
 		return client.Commit(ctx, &p.draft.Draft)
-	}}}
+	}}}, stops...)
 }

@@ -1,6 +1,8 @@
 package plan_test
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -80,8 +82,20 @@ func TestAllowMassStopOfWhatIsWritten(t *testing.T) {
 					t.Errorf("%+v", r)
 				}
 			}
-			if lines := linesOf(p); len(lines) != 1 || !strings.Contains(lines[0], strings.Join(tt.writes, ", ")+"; what it withholds stops after rcctl farm resume") {
+			lines := linesOf(p)
+			if !strings.Contains(lines[0], strings.Join(tt.writes, ", ")+"; what it withholds stops after rcctl farm resume") {
 				t.Error(lines)
+			}
+			for _, name := range tt.writes {
+				at := slices.IndexFunc(was.Controllers, func(c record.Controller) bool { return c.RC.Name == name })
+				placed := 0
+				if st := was.Controllers[at].Status; st != nil {
+					placed = st.Placed
+				}
+				more := placed - was.Controllers[at].RC.Desired()
+				if slices.Contains(lines, fmt.Sprintf("  - stop %d pods of %s", more, name)) != (more > 0) {
+					t.Errorf("%d pods more of %s in %q", more, name, lines)
+				}
 			}
 		})
 	}

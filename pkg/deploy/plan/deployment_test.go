@@ -167,10 +167,13 @@ func TestUpdateOfTheController(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := c.commits[1]
-	if p.Rollout() != "" || d.Rollout != nil || len(d.Create) != 0 || len(d.Change) != 1 || len(c.goals) != 0 || len(d.Manifests) != 0 {
+	if p.Rollout() != "" || d.Rollout != nil || len(d.Create) != 0 || len(d.Change) != 1 || len(d.Manifests) != 0 {
 		t.Fatalf("%+v", d)
 	}
 	r := d.Change[0]
+	if want := []plan.Goal{{Service: "web", RC: r.ID, Reached: plan.Available, Pods: 5}}; !slices.Equal(c.goals, want) {
+		t.Errorf("it waits for %+v", c.goals)
+	}
 	was := c.svc.Controllers[0].RC
 	if r.Desired() != 5 || *r.MinAvailable != 2 || r.Generation != was.Generation+1 || r.AllowMassStop != 0 || r.ID != was.ID || d.Deployed.Revision != 1 ||
 		d.Deployed.RC != was.ID || was.Labels["service"] != "web" {

@@ -3,6 +3,7 @@ package plan
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
@@ -250,9 +251,13 @@ func (p *planner) operations(c course) ([]Operation, error) {
 	ops := p.writes(c, &target)
 	if c == update || c == note {
 		text := fmt.Sprintf("record the document of service %s, revision %d", p.draft.Service, number)
-		return append(ops, &step{sign: Changed, text: text, execute: func(ctx context.Context, client Client) error {
+		ops = append(ops, &step{sign: Changed, text: text, execute: func(ctx context.Context, client Client) error {
 			return client.Commit(ctx, &p.draft.Draft)
-		}}), nil
+		}})
+		if c == update {
+			ops = append(ops, p.forecasts(c, &target, nil, new(string))...)
+		}
+		return ops, nil
 	}
 	p.draft.start = func(ctx context.Context) (rollout.Started, error) { return p.start(ctx, c, target) }
 	started, err := p.begin(p.svc, c, target)
@@ -335,20 +340,17 @@ func (p *planner) writes(c course, target *rc.RC) []Operation {
 	return ops
 }
 
-// scales lists the roles whose counts change.
+// scales lists the roles whose counts change. Where the nodes say how many pods there are no count does.
 func (p *planner) scales(target *rc.RC) []Operation {
-	before := p.base.Spec.Groups()
-	count := func(groups []rc.ReplicaGroup, role string) int {
-		of := slices.DeleteFunc(slices.Clone(groups), func(g rc.ReplicaGroup) bool { return g.Role != role })
-		return rc.Total(of)
+	if target.EachNode() {
+		return nil
 	}
+	before := p.base.Spec.Groups()
 	var ops []Operation
-	done := map[string]bool{}
-	for _, g := range append(slices.Clone(target.ReplicaGroups), before...) {
-		if from, to := count(before, g.Role), count(target.ReplicaGroups, g.Role); from != to && !done[g.Role] {
-			ops = append(ops, &step{sign: Changed, text: fmt.Sprintf("scale %s of controller %s from %d to %d", g.Role, target.Name, from, to)})
+	for role := range rolesOf(before, target.ReplicaGroups) {
+		if from, to := countOf(before, role), countOf(target.ReplicaGroups, role); from != to {
+			ops = append(ops, &step{sign: Changed, text: fmt.Sprintf("scale %s of controller %s from %d to %d", role, target.Name, from, to)})
 		}
-		done[g.Role] = true
 	}
 	return ops
 }
@@ -373,13 +375,41 @@ func (p *planner) pods(r *rc.RC) int {
 	switch {
 	case !r.EachNode():
 		return r.Desired()
-	case p.current != nil && p.current.RC.ID == r.ID && p.current.Status != nil:
+	case p.current != nil && p.current.RC.ID == r.ID && p.current.RC.EachNode() && p.current.Status != nil:
 		return p.current.Status.Placed
 	case p.State != nil:
 		return p.State.Room(p.spec, rc.MaxReplicas).Pods
 	default:
 		return 0
 	}
+}
+
+// moves returns how many pods of a controller come and how many go where its groups change: one role's do not make up for another's.
+func moves(before, after []rc.ReplicaGroup) (more, less int) {
+	for role := range rolesOf(before, after) {
+		from, to := countOf(before, role), countOf(after, role)
+		more += max(0, to-from)
+		less += max(0, from-to)
+	}
+	return more, less
+}
+
+// rolesOf returns the roles of groups, in their order, each once.
+func rolesOf(before, after []rc.ReplicaGroup) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		done := map[string]bool{}
+		for _, g := range slices.Concat(after, before) {
+			if !done[g.Role] && !yield(g.Role) {
+				return
+			}
+			done[g.Role] = true
+		}
+	}
+}
+
+// countOf returns how many pods a role has.
+func countOf(groups []rc.ReplicaGroup, role string) int {
+	return rc.Total(slices.DeleteFunc(slices.Clone(groups), func(g rc.ReplicaGroup) bool { return g.Role != role }))
 }
 
 // forecasts lists what others are going to do.
@@ -390,8 +420,13 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 	}
 	var ops []Operation
 	total, had := p.pods(target), 0
-	if c == rescale || c == inPlace {
+	more, less := total, 0
+	if c == rescale || c == inPlace || c == update {
 		had = p.pods(&p.current.RC)
+		more, less = max(0, total-had), max(0, had-total)
+		if !target.EachNode() && !p.current.RC.EachNode() {
+			more, less = moves(p.current.RC.ReplicaGroups, target.ReplicaGroups)
+		}
 	}
 	if c == inPlace {
 		replaced := min(had, total)
@@ -402,20 +437,20 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 			ops = append(ops, about(replace, target, replaced, total))
 		}
 	}
-	if total > had {
+	if more > 0 {
 		for _, v := range p.spec.Pod.Volumes {
-			ops = append(ops, &CreateVolumeOperation{Volume: v.Name, Pods: total - had})
+			ops = append(ops, &CreateVolumeOperation{Volume: v.Name, Pods: more})
 		}
-		ops = append(ops, about(run, target, total-had, total))
+		ops = append(ops, about(run, target, more, total))
 	}
-	if total < had {
-		ops = append(ops, about(stop, target, had-total, total), about(remove, target, had-total, total))
+	if less > 0 {
+		ops = append(ops, about(stop, target, less, total), about(remove, target, less, total))
 	}
 	if p.svc == nil {
 		return ops
 	}
 	for _, o := range p.svc.Others(target.ID) {
-		if c == rescale && o.RC.Desired() == 0 {
+		if c == update || c == rescale && o.RC.Desired() == 0 {
 			continue
 		}
 		if n := o.RC.Desired(); n > 0 {

@@ -180,12 +180,12 @@ func TestPlans(t *testing.T) {
 		{"the same again by force", one, nil, func(r *plan.RollingStrategy) { r.ForceRecreate = true }, upgrade},
 		{"another selector", one, []string{`node_selector="a=b"`}, nil, upgrade},
 		{"more", one, []string{`replicas=5`}, nil, []string{
-			"~ change controller web-r1", "~ scale main of controller web-r1 from 3 to 5", "~ record the document of service web, revision 1",
+			"~ change controller web-r1", "~ scale main of controller web-r1 from 3 to 5", "~ record the document of service web, revision 1", "  + run 2 pods of web-r1",
 		}},
 		{"a label", one, []string{`labels={"a": "b"}`}, nil, []string{"~ change controller web-r1", "~ record the document of service web, revision 1"}},
 		{"other groups", one, []string{`replicas=null`, `replica_groups=[{"role": "a", "count": 1}, {"role": "b", "count": 0}]`}, nil, []string{
 			"~ change controller web-r1", "~ scale a of controller web-r1 from 0 to 1", "~ scale main of controller web-r1 from 3 to 0",
-			"~ record the document of service web, revision 1",
+			"~ record the document of service web, revision 1", "  + run 1 pod of web-r1", "  - stop 3 pods of web-r1", "  - remove 3 pods of web-r1",
 		}},
 		{"a group of its own", one, []string{`replicas=null`, `replica_groups=[{"role": "main", "count": 3, "env": {"A": "b"}}]`}, nil, slices.Concat(upgrade[:1], upgrade)},
 		{
@@ -237,10 +237,10 @@ func TestPlans(t *testing.T) {
 			one(t, c)
 			c.svc.Controllers[0].RC.ReplicaGroups = sample(t, `replicas=9`).Groups()
 		}, nil, nil, []string{
-			"~ change controller web-r1", "~ record the document of service web, revision 1",
+			"~ change controller web-r1", "~ record the document of service web, revision 1", "  - stop 6 pods of web-r1", "  - remove 6 pods of web-r1",
 		}},
 		{"somebody removed a group", func(t *testing.T, c *cluster) { one(t, c); c.svc.Controllers[0].RC.ReplicaGroups = nil }, nil, nil, []string{
-			"~ change controller web-r1", "~ record the document of service web, revision 1",
+			"~ change controller web-r1", "~ record the document of service web, revision 1", "  + run 3 pods of web-r1",
 		}},
 		{"somebody changed its manifest", func(t *testing.T, c *cluster) { one(t, c); c.svc.Controllers[0].RC.ManifestDigest = "x" }, nil, nil, []string{
 			"+ create manifest  of pod web", "~ change controller web-r1", "~ record the document of service web, revision 1",
@@ -285,18 +285,18 @@ func TestPlans(t *testing.T) {
 			"  - delete controller web-r1 when it has no pods",
 		}},
 		{"the first rollout was aborted in mid-course", ended(rollout.Aborted, 2), nil, nil, []string{
-			"~ change controller web-r1", "~ record the document of service web, revision 1",
+			"~ change controller web-r1", "~ record the document of service web, revision 1", "  + run 1 pod of web-r1",
 		}},
 		{"the first rollout was aborted late", ended(rollout.Aborted, 3), nil, nil, []string{}},
 		{"static, the first rollout failed early", ended(rollout.Failed, 0, static, migrates), []string{static, migrates}, nil, early},
-		{"static, the first rollout failed late", ended(rollout.Failed, 1, static, migrates), []string{static, migrates}, nil, late},
+		{"static, the first rollout failed late", ended(rollout.Failed, 1, static, migrates), []string{static, migrates}, nil, append(slices.Clone(late), "  + run 2 pods of web-r1")},
 		{"static, the first rollout was aborted early", ended(rollout.Aborted, 0, static, migrates), []string{static, migrates}, nil, early},
 		{"volumes, the first rollout failed early", ended(rollout.Failed, 0, volumes, migrates), []string{volumes, migrates}, nil, earlyVolumes},
 		{"volumes, the first rollout failed early, another manifest", ended(rollout.Failed, 0, volumes, migrates), []string{volumes, migrates, newManifest}, nil, earlyVolumes},
 		{"volumes, the first rollout failed, then all pods went", func(t *testing.T, c *cluster) {
 			ended(rollout.Failed, 0, volumes, migrates)(t, c)
 			c.svc.Controllers[0].RC.Generation = 2
-		}, []string{volumes, migrates}, nil, late},
+		}, []string{volumes, migrates}, nil, append(slices.Clone(late), "  + create volume data for each of 3 pods, on its node", "  + run 3 pods of web-r1")},
 		{"volumes, the first rollout failed early, then it was disabled and enabled", func(t *testing.T, c *cluster) {
 			ended(rollout.Failed, 0, volumes, migrates)(t, c)
 			c.svc.Controllers[0].RC.Generation, c.svc.Controllers[0].RC.Toggled = 3, 2
@@ -304,7 +304,7 @@ func TestPlans(t *testing.T) {
 		{"volumes, the first rollout failed, then all pods went, and it was disabled", func(t *testing.T, c *cluster) {
 			ended(rollout.Failed, 0, volumes, migrates)(t, c)
 			c.svc.Controllers[0].RC.Generation, c.svc.Controllers[0].RC.Toggled = 3, 1
-		}, []string{volumes, migrates}, nil, late},
+		}, []string{volumes, migrates}, nil, append(slices.Clone(late), "  + create volume data for each of 3 pods, on its node", "  + run 3 pods of web-r1")},
 		{"in place, the first rollout failed early", ended(rollout.Failed, 0, upgrades, migrates), []string{upgrades, migrates}, nil, early},
 		{"in place, the first rollout failed early, another manifest", ended(rollout.Failed, 0, upgrades, static, migrates), []string{upgrades, static, migrates, newManifest}, nil, early},
 		{"in place, the first rollout failed late, another manifest", ended(rollout.Failed, 1, upgrades, migrates), []string{upgrades, migrates, newManifest}, nil, []string{
@@ -493,6 +493,42 @@ func TestRefusedPlans(t *testing.T) {
 }
 
 // A paused rollout that goes forward takes other counts.
+// A plan that stops pods says how many of which controller, also where it only scales.
+func TestEveryStopIsInThePlan(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before, after []string
+		want          []string
+		never         string
+	}{
+		"fewer":        {[]string{"replicas=3"}, []string{"replicas=1"}, []string{"- stop 2 pods of web-r1", "- remove 2 pods of web-r1"}, "run "},
+		"more":         {[]string{"replicas=3"}, []string{"replicas=5"}, []string{"+ run 2 pods of web-r1"}, "stop "},
+		"as many":      {[]string{"replicas=3"}, []string{"replicas=3", `node_loss={"action":"keep"}`}, nil, "stop "},
+		"fewer of new": {[]string{"replicas=6"}, []string{"replicas=2", `pod.labels={"a":"b"}`}, []string{"+ run 2 pods of web-r2", "- stop 6 pods of web-r1"}, "scale "},
+		"counts to each node": {
+			[]string{"replicas=3", `update={"strategy":"in-place"}`}, []string{"replicas=null", `mode="each-node"`, `update={"strategy":"in-place"}`},
+			[]string{"+ run 1 pod of web-r1"}, "scale ",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &cluster{}
+			c.deployed(t, sample(t, tc.before...))
+			p, err := c.planOf(t, sample(t, tc.after...), func(s *plan.RollingStrategy) { s.State = nodes(9, 9, 9, 9) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines := linesOf(p)
+			for _, want := range tc.want {
+				if !slices.ContainsFunc(lines, func(l string) bool { return strings.Contains(l, want) }) {
+					t.Errorf("no %q in\n%s", want, strings.Join(lines, "\n"))
+				}
+			}
+			if all := strings.Join(lines, "\n"); strings.Contains(all, tc.never) {
+				t.Errorf("%q in\n%s", tc.never, all)
+			}
+		})
+	}
+}
+
 func TestPausedRolloutIsRescaled(t *testing.T) {
 	c := &cluster{}
 	c.under(t, sample(t))

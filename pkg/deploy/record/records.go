@@ -137,7 +137,8 @@ func (s *Service) Others(id string) []Controller {
 }
 
 // InEffect returns the revision whose pods make the service: the one deployed last or, where its rollout failed, the newest that was done
-// before and has pods. While a rollout is under way it is the one that it goes to.
+// before and has pods. While a rollout is under way it is the one that it goes to. After a failed rollout the counts are those that the
+// revision's controller asks for: somebody may have scaled the service while the rollout was under way.
 func (s *Service) InEffect() Deployed {
 	last := s.Entry(s.Deployed.Revision)
 	if s.Rollout != nil || last == nil || last.Outcome != rollout.Failed {
@@ -148,7 +149,8 @@ func (s *Service) InEffect() Deployed {
 			continue
 		}
 		if c := s.Controller(e.RC); c != nil && c.HasPods() {
-			return Deployed{ID: s.Deployed.ID, Service: e.Service, Revision: e.Revision, RC: e.RC, Spec: e.Spec, By: e.By, At: e.At, Rollout: e.Rollout}
+			spec := *e.Spec.WithCounts(c.RC.ReplicaGroups)
+			return Deployed{ID: s.Deployed.ID, Service: e.Service, Revision: e.Revision, RC: e.RC, Spec: spec, By: e.By, At: e.At, Rollout: e.Rollout}
 		}
 	}
 	return s.Deployed

@@ -9,8 +9,57 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
+
+func group(role string, n int) rc.ReplicaGroup { return rc.ReplicaGroup{Role: role, Count: &n} }
+
+// Counts go over by role. What has no counts keeps none.
+func TestWithCounts(t *testing.T) {
+	t.Parallel()
+	three := 3
+	for name, tc := range map[string]struct {
+		spec    record.ServiceSpec
+		present []rc.ReplicaGroup
+		want    []rc.ReplicaGroup
+	}{
+		"replicas":      {record.ServiceSpec{Replicas: &three}, []rc.ReplicaGroup{group(rc.DefaultRole, 5)}, []rc.ReplicaGroup{group(rc.DefaultRole, 5)}},
+		"another role":  {record.ServiceSpec{Replicas: &three}, []rc.ReplicaGroup{group("cache", 5)}, []rc.ReplicaGroup{group(rc.DefaultRole, 3)}},
+		"one of two":    {record.ServiceSpec{ReplicaGroups: []rc.ReplicaGroup{group("a", 1), group("b", 2)}}, []rc.ReplicaGroup{group("b", 9)}, []rc.ReplicaGroup{group("a", 1), group("b", 9)}},
+		"no number":     {record.ServiceSpec{Replicas: &three}, []rc.ReplicaGroup{{Role: rc.DefaultRole}}, []rc.ReplicaGroup{group(rc.DefaultRole, 3)}},
+		"on each node":  {record.ServiceSpec{Mode: rc.EachNode}, []rc.ReplicaGroup{group(rc.DefaultRole, 5)}, nil},
+		"to each node":  {record.ServiceSpec{Mode: rc.EachNode, ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole}}}, []rc.ReplicaGroup{group(rc.DefaultRole, 5)}, []rc.ReplicaGroup{{Role: rc.DefaultRole}}},
+		"from no group": {record.ServiceSpec{Replicas: &three}, nil, []rc.ReplicaGroup{group(rc.DefaultRole, 3)}},
+	} {
+		before, _ := json.Marshal(tc.spec)
+		if diff := cmp.Diff(tc.want, tc.spec.WithCounts(tc.present).Groups()); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		if after, _ := json.Marshal(tc.spec); string(after) != string(before) {
+			t.Errorf("%s: the document itself was changed: %s", name, after)
+		}
+	}
+}
+
+// After a failed rollout the counts in effect are those that the controller asks for: the service may have been scaled meanwhile.
+func TestCountsInEffectAfterAFailedRollout(t *testing.T) {
+	t.Parallel()
+	three := 3
+	spec := record.ServiceSpec{Name: "web", Replicas: &three, Pod: &manifest.Manifest{}}
+	svc := &record.Service{
+		Deployed: record.Deployed{Service: "web", Revision: 2, RC: "u-2", Spec: spec},
+		History: []record.Entry{
+			{Revision: 1, RC: "u-1", Spec: spec, Ending: record.Ending{Rollout: "a", Outcome: rollout.Done}},
+			{Revision: 2, RC: "u-2", Spec: spec, Ending: record.Ending{Rollout: "b", Outcome: rollout.Failed}},
+		},
+		Controllers: []record.Controller{{RC: rc.RC{ID: "u-1", ReplicaGroups: []rc.ReplicaGroup{group(rc.DefaultRole, 5)}}}},
+	}
+	if d := svc.InEffect(); d.Revision != 1 || d.Spec.Total() != 5 {
+		t.Errorf("revision %d with %d pods", d.Revision, d.Spec.Total())
+	}
+}
 
 // An ending leaves all else of an entry as it is, what a later version wrote too; and it is written once, and for its own rollout.
 func TestEndingOfAnEntry(t *testing.T) {

@@ -69,6 +69,24 @@ func (s *ServiceSpec) Groups() []rc.ReplicaGroup {
 	return slices.Clone(s.ReplicaGroups)
 }
 
+// WithCounts returns the document with the counts that other groups have, by role. A role that is not among them keeps its own, and so
+// does a document that has a pod on each node.
+func (s *ServiceSpec) WithCounts(groups []rc.ReplicaGroup) *ServiceSpec {
+	out := *s
+	if s.Mode == rc.EachNode {
+		return &out
+	}
+	out.ReplicaGroups, out.Replicas = s.Groups(), nil
+	for i := range out.ReplicaGroups {
+		g := &out.ReplicaGroups[i]
+		if same := field.Find(groups, func(o *rc.ReplicaGroup) bool { return o.Role == g.Role }); same != nil && same.Count != nil {
+			n := *same.Count
+			g.Count = &n
+		}
+	}
+	return &out
+}
+
 // Total returns how many replicas there are of all groups.
 func (s *ServiceSpec) Total() int {
 	return rc.Total(s.Groups())
