@@ -209,10 +209,10 @@ func TestUnitModelIsDeterministic(t *testing.T) {
 func TestUnitModelNeedsAll(t *testing.T) {
 	t.Parallel()
 	for v, from := range map[simVariant]uint64{
-		{ignores: onFence}: 0, {ignores: onRC}: 0, {ignores: onBeside}: 15, {ignores: onRollout}: 0, {ignores: onReported}: 220,
-		{ignores: onSchema}: 0, {ignores: onBreaker}: 0, {ignores: onReservation}: 85,
+		{ignores: onFence}: 0, {ignores: onRC}: 0, {ignores: onBeside}: 20, {ignores: onRollout}: 0, {ignores: onReported}: 40,
+		{ignores: onSchema}: 0, {ignores: onBreaker}: 0, {ignores: onReservation}: 10,
 		{ignores: onStepRollout}: 0, {ignores: onStepSchema}: 0, {ignores: onStepBreaker}: 0,
-		{lacks: landing}: 30, {lacks: secondPasses}: 0, {lacks: companions}: 0,
+		{lacks: landing}: 0, {lacks: secondPasses}: 0, {lacks: companions}: 0,
 	} {
 		t.Run(v.String(), func(t *testing.T) {
 			t.Parallel()

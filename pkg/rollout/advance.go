@@ -379,5 +379,5 @@ func (w *Work) backTo() {
 	}
 	n := r.Total()
 	up.final(n)
-	r.Update.Min = min(r.Update.Min, n)
+	r.Update.Min, r.Update.Keep = min(r.Update.Min, n), 0
 }

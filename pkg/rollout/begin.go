@@ -57,6 +57,9 @@ func begin(s Start, running *Record) (Started, error) {
 	if err != nil {
 		return Started{}, err
 	}
+	if kind != BlueGreenStrategy && kind != InPlaceStrategy && update.Min > 0 {
+		update.Keep = max(0, s.serving(effect)-n)
+	}
 	rec := Record{
 		ID: s.ID, Service: s.Service, Strategy: kind, State: Progressing, By: s.By, Epoch: s.Epoch, Groups: groups, Knobs: field.Copy(s.Knobs), Update: update,
 		Stages: forecast(kind, n, update), Phase: PreDeploying, StartedAt: s.Now, StageSince: s.Now, ProgressAt: s.Now, SkipGates: s.SkipGates,
@@ -104,6 +107,16 @@ func (s *Start) oneUnit() error {
 		return check(s.PreDeploy.RC, s.PreDeploy.Name)
 	}
 	return nil
+}
+
+// serving returns how many pods the revision in effect asks for.
+func (s *Start) serving(effect int64) int {
+	for _, o := range s.Old {
+		if o.RC.DeletedAt == nil && revisionOf(o.RC) == effect && inService(&o.RC) {
+			return o.RC.Desired()
+		}
+	}
+	return 0
 }
 
 // movable refuses strategies that replace pods by others where pods cannot have successors elsewhere.

@@ -50,6 +50,7 @@ func (r *Record) Check() error {
 		return fmt.Errorf("the rollout names %q as the controller that runs before it, which is not of its unit", r.PreDeploy.RC)
 	}
 	errs := r.Update.validate()
+	field.CheckRange(&errs, "update.keep", r.Update.Keep, 0, rc.MaxReplicas-r.Total()) // the service had no more
 	errs.Nest("knobs", r.Knobs.Validate())
 	field.CheckRange(&errs, "stage", r.Stage, 0, rc.MaxPods)
 	field.CheckRange(&errs, "stages", r.Stages, 0, rc.MaxPods)

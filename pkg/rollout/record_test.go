@@ -113,6 +113,7 @@ func TestCheckRecord(t *testing.T) {
 		"counts":     {func(r *rollout.Record) { r.Groups = groupsOf(rc.MaxReplicas, 1) }, "10001 replicas in all"},
 		"before":     {func(r *rollout.Record) { r.Before.ReplicaGroups[0].Count = nil }, "the controller before the rollout"},
 		"surge":      {func(r *rollout.Record) { r.Update.Surge = math.MaxInt }, "update.surge: 9223372036854775807"},
+		"keep":       {func(r *rollout.Record) { r.Update.Keep = rc.MaxReplicas - r.Total() + 1 }, "update.keep"},
 		"step":       {func(r *rollout.Record) { r.Update.Step = math.MaxInt }, "update.step"},
 		"canary":     {func(r *rollout.Record) { r.Update.CanaryPods = math.MaxInt }, "update.canary_pods"},
 		"delay":      {func(r *rollout.Record) { r.Update.Delay = math.MaxInt64 }, "update.delay"},
@@ -138,6 +139,7 @@ func TestCheckRecord(t *testing.T) {
 	}
 	for name, fine := range map[string]func(*rollout.Record){
 		"zero":     func(r *rollout.Record) { r.Revisions[0].Target, r.Revisions[0].Percent = ptr(0), ptr(0) },
+		"kept":     func(r *rollout.Record) { r.Update.Keep = rc.MaxReplicas - r.Total() },
 		"hundred":  func(r *rollout.Record) { r.Revisions[0].Percent = ptr(100) },
 		"back":     func(r *rollout.Record) { r.Resume = rollout.RollingBack },
 		"moves":    func(r *rollout.Record) { r.State, r.Resume = rollout.Progressing, "" },

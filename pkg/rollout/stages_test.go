@@ -239,3 +239,49 @@ func TestStopFirstBindsTheOldRevisionAtOnce(t *testing.T) {
 		t.Errorf("%+v", b)
 	}
 }
+
+// A lower count that comes with a new version takes no pod before the new version has its minimum: until then an old pod goes only for a
+// new one.
+func TestALowerCountWaitsForTheNewVersion(t *testing.T) {
+	for name, tc := range map[string]struct {
+		knobs   rollout.Knobs
+		missing int
+	}{
+		"availability": {rollout.Knobs{}, 0},
+		"resourceutil": {rollout.Knobs{Order: rollout.StopFirst}, 1},
+		"canary":       {rollout.Knobs{Canary: &rollout.Canary{Pods: 1}}, 0},
+		"larger step":  {rollout.Knobs{Step: amount(2), MaxSurge: amount(1)}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := traced(t)
+			w.old(1, 6)
+			w.must(t, w.deploy(tc.knobs, 2, 3))
+			least := w.record.Update.Min
+			for range 400 {
+				serve, remain := 0, 0
+				for _, p := range w.podsOf(rc.RevisionID(unit, 2)) {
+					if p.serves() && !p.stopping {
+						serve++
+					}
+				}
+				for _, p := range w.podsOf(rc.RevisionID(unit, 1)) {
+					if !p.stopping {
+						remain++
+					}
+				}
+				if serve < least && remain+serve < 6-tc.missing {
+					t.Fatalf("%d old pods are left beside %d new ones, which need %d", remain, serve, least)
+				}
+				if w.record == nil {
+					break
+				}
+				if w.record.State == rollout.WaitingForPromote {
+					w.ask(rollout.PromoteVerb)
+				}
+				w.round()
+			}
+			w.settles(t, rollout.Done)
+			w.has(t, map[string]int{rc.RevisionID(unit, 1): 0, rc.RevisionID(unit, 2): 3})
+		})
+	}
+}

@@ -88,7 +88,12 @@ func (r rolling) planTo(w *Work, limit int) bool {
 	for _, m := range downs {
 		old += m.takes()
 	}
-	if has+w.staying()+old > w.Record.Max() { // more is asked for than there may be: what goes down would take the room of what goes up
+	u.Keep = min(u.Keep, max(0, has+old-n)) // what has gone is not made up for
+	if has >= u.Min {
+		u.Keep = 0 // the new revision has the minimum by itself
+	}
+	most := n + u.Keep + u.Surge
+	if has+w.staying()+old > most { // more is asked for than there may be: what goes down would take the room of what goes up
 		has = up.placed()
 	}
 	grow := w.stageSize(n, downs)
@@ -98,11 +103,13 @@ func (r rolling) planTo(w *Work, limit int) bool {
 	limit = max(min(limit, n), min(has, n))
 	var more, less int
 	if r.downFirst {
-		less = min(old, max(0, n-has-min(grow, u.Unavailable)))
-		more = within0(limit, has+min(grow, w.Record.Max()-has-less), has)
+		less = min(old, max(0, n+u.Keep-has-min(grow, u.Unavailable)))
+		more = within0(limit, has+min(grow, most-has-less), has)
 	} else {
-		more = within0(limit, has+min(grow, w.Record.Max()-has-w.staying()-old), has)
-		less = min(old, max(0, n-more))
+		more = within0(limit, has+min(grow, most-has-w.staying()-old), has)
+		if less = min(old, max(0, n-more)); more < u.Min {
+			less = min(old, max(0, n+u.Keep-more))
+		}
 	}
 	if more <= min(has, n) && less == old {
 		less = max(0, old-w.makeRoom(downs, grow, limit > has))
@@ -110,6 +117,7 @@ func (r rolling) planTo(w *Work, limit int) bool {
 	if more == up.desired() && less == old && !(old == 0 && more == n) {
 		return false
 	}
+	w.Record.Update.Keep = u.Keep
 	w.setTargets(up, downs, more, less)
 	return true
 }

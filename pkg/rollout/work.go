@@ -116,7 +116,7 @@ func (w *Work) Upward() *Member {
 }
 
 // Max is the most pods that the service may have while something is added.
-func (r *Record) Max() int { return r.Total() + r.Update.Surge }
+func (r *Record) Max() int { return r.Total() + r.Update.Keep + r.Update.Surge }
 
 // living returns how many pods a revision has that take room, those that stop included, those on lost machines not. Without a status that is what it asks for.
 func (m *Member) living() int {

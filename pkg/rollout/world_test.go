@@ -540,7 +540,7 @@ func (w *world) largest() int {
 
 // bounds notes what has to hold from now on.
 func (w *world) bounds(r rollout.Record) {
-	w.least, w.most, w.total = r.Update.Min, r.Total()+r.Update.Surge, r.Total()
+	w.least, w.most, w.total = r.Update.Min, r.Total()+r.Update.Surge+r.Update.Keep, r.Total()
 }
 
 // old makes a revision that runs already.

@@ -505,8 +505,10 @@ func TestEveryStopIsInThePlan(t *testing.T) {
 		"as many":      {[]string{"replicas=3"}, []string{"replicas=3", `node_loss={"action":"keep"}`}, nil, "stop "},
 		"fewer of new": {[]string{"replicas=6"}, []string{"replicas=2", `pod.labels={"a":"b"}`}, []string{"+ run 2 pods of web-r2", "- stop 6 pods of web-r1"}, "scale "},
 		"counts to each node": {
-			[]string{"replicas=3", `update={"strategy":"in-place"}`}, []string{"replicas=null", `mode="each-node"`, `update={"strategy":"in-place"}`},
-			[]string{"+ run 1 pod of web-r1"}, "scale ",
+			[]string{"replicas=3", `update={"strategy":"in-place"}`},
+			[]string{"replicas=null", `mode="each-node"`, `update={"strategy":"in-place"}`},
+			[]string{"+ run 1 pod of web-r1"},
+			"scale ",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
