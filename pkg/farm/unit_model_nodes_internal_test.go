@@ -79,7 +79,13 @@ func (n *simNode) hear() {
 
 // reread reads the node's realities. Its counter is read when it is needed.
 func (n *simNode) reread() {
-	n.known, n.counter = map[pod.Identity]simRecord{}, nil
+	n.relist()
+	n.counter = nil
+}
+
+// relist reads the node's realities, as a preparer does every minute: what it wrote with an unknown outcome may have landed since.
+func (n *simNode) relist() {
+	n.known = map[pod.Identity]simRecord{}
 	for _, r := range n.store.at {
 		if re, is := r.value.(pod.Reality); is && re.Node == n.name {
 			n.known[re.Identity] = r

@@ -351,6 +351,9 @@ func (h *history) round() {
 			n.work(id)
 			n.turns(id, true)
 		}
+		if !n.busy {
+			n.relist()
+		}
 		n.report()
 	}
 	switch rec := h.rollout(); rec.Value.State {
