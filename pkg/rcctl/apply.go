@@ -1,9 +1,9 @@
 package rcctl
 
 import (
-	"github.com/urfave/cli/v2"
+	"fmt"
 
-	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/urfave/cli/v2"
 )
 
 func applyCommand() *cli.Command {
@@ -12,7 +12,8 @@ func applyCommand() *cli.Command {
 		UsageText: "rcctl apply -f FILE [--signature FILE | --sign-key KEY] [--dry-run] [--wait [--timeout 5m]] [--allow-mass-stop]",
 		Description: `Reads one YAML or JSON document and makes the rc of that name ask for what it says. Everything is checked
 before anything is written. A document that changes nothing writes nothing. A changed pod is rolled out in
-place, one pod at a time. --wait ends at once, with exit code 5, when it is blocked, when its pods end again and
+place, one pod at a time. An rc that is a revision of a service is not changed (exit code 4); rcctl deploy changes the
+service. --wait ends at once, with exit code 5, when it is blocked, when its pods end again and
 again, and when trying again does not help them: an artifact that is not there or has another digest, for example.
 
 Examples:
@@ -61,9 +62,12 @@ Examples:
   rcctl rc create -f - < rc.yaml`,
 		Flags: append(append(signatureFlags(), fileFlag()), waitFlags("until the rc has converged")...),
 		Action: func(c *cli.Context) error {
-			return applying(func(r *rc.RC) error {
-				return refusedf("rc %s exists (id %s, generation %d), nothing was written; to change it: rcctl apply -f %s",
-					r.Name, r.ID, r.Generation, c.String("file"))
+			return applying(func(cur *current) error {
+				change := "to change it: rcctl apply -f " + c.String("file")
+				if of := cur.rc.Service; cur.service != nil {
+					change = fmt.Sprintf("it is revision %d of service %s: rcctl deploy -f FILE", of.Revision, of.Name)
+				}
+				return refusedf("rc %s exists (id %s, generation %d), nothing was written; %s", cur.rc.Name, cur.rc.ID, cur.rc.Generation, change)
 			})(c)
 		},
 	})
@@ -79,7 +83,7 @@ func readApply(c *cli.Context) (w applyRequest, err error) {
 
 // applying is the action that makes a controller what the document of the command line says. existing says what to do with one that is
 // already there; nil changes it.
-func applying(existing func(*rc.RC) error) cli.ActionFunc {
+func applying(existing func(*current) error) cli.ActionFunc {
 	return onConn(readApply, func(c *cli.Context, std *stdio, s *conn, w applyRequest) error {
 		std.warnOf(w.spec.Pod) // a group's manifest has the same ports and users
 		done, err := writeApply(c.Context, s, w, existing)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
@@ -33,6 +34,7 @@ type change struct {
 // current is what a change is computed from.
 type current struct {
 	rc        *rc.RC             // nil: there is no controller of this name
+	service   *record.Service    // that rc is a revision of; nil: of none, or of one without a record
 	manifest  *manifest.Manifest // nil: missing or unreadable, so it must be written
 	signature string             // of manifest
 	// stored are the signatures, or "", of those manifests of the change that are stored already, by digest.
@@ -71,7 +73,8 @@ type applyRequest struct {
 	massStop   bool              // let the farms stop as many pods at once as this change takes
 }
 
-// computeApply makes the record ask for what the document says. It may be refused.
+// computeApply makes the record ask for what the document says. It may be refused. A document that asks a revision of a
+// service for what it asks for already is not: it writes lost manifests again, signs them, and lets mass stops pass.
 func computeApply(w applyRequest, cur current, newID string) (change, error) {
 	spec := w.spec
 	digests, canonical, err := rc.Manifests(spec.Pod, spec.ReplicaGroups)
@@ -88,6 +91,9 @@ func computeApply(w applyRequest, cur current, newID string) (change, error) {
 		after.ID = newID
 	}
 	spec.Apply(&after, digests)
+	if cur.service != nil && !same(cur.rc, &after) {
+		return change{}, cur.refuseApply()
+	}
 	c := change{what: "apply", rc: after}
 	signed := false
 	for _, digest := range digests.All() {
@@ -119,20 +125,23 @@ func computeApply(w applyRequest, cur current, newID string) (change, error) {
 
 // computeScale sets the number of replicas of one role. An empty role means the only one. It may be refused, or return a
 // *field.Error about the role or the number.
-func computeScale(cur rc.RC, role string, count int, massStop bool) (change, error) {
-	if err := deleting(&cur, "it cannot be scaled"); err != nil {
+func computeScale(cur current, role string, count int, massStop bool) (change, error) {
+	if err := deleting(cur.rc, "it cannot be scaled"); err != nil {
 		return change{}, err
 	}
-	if cur.EachNode() {
-		return change{}, eachNodeScaled("rc "+cur.Name, count)
+	if cur.rc.EachNode() {
+		return change{}, eachNodeScaled("rc "+cur.rc.Name, count)
 	}
-	groups, err := withCount(cur.Name, cur.ReplicaGroups, role, count)
+	if cur.service != nil {
+		return change{}, cur.refuseScale(role, count)
+	}
+	groups, err := withCount(cur.rc.Name, cur.rc.ReplicaGroups, role, count)
 	if err != nil {
 		return change{}, err
 	}
-	after := cur
+	after := *cur.rc
 	after.ReplicaGroups = groups
-	return changed("scale", &cur, after, massStop)
+	return changed("scale", cur.rc, after, massStop)
 }
 
 // eachNodeScaled refuses a number for what has as many pods as there are nodes that match.
@@ -184,23 +193,27 @@ func computeDisable(cur rc.RC, disabled, massStop bool) (change, error) {
 }
 
 // computeDelete marks the controller for deletion. It is refused while replicas are asked for, unless forced. For
-// one that is marked already nothing is left to do but to let its mass stop pass.
-func computeDelete(cur rc.RC, force, massStop bool, now time.Time) (change, error) {
-	if cur.DeletedAt != nil {
-		c := change{what: "delete", rc: cur, none: unchanged(&cur, &cur, massStop)}
+// one that is marked already nothing is left to do but to let its mass stop pass. Of a service only a leftover may be deleted.
+func computeDelete(cur current, force, massStop bool, now time.Time) (change, error) {
+	r := cur.rc
+	if r.DeletedAt != nil {
+		c := change{what: "delete", rc: *r, none: unchanged(r, r, massStop)}
 		c.next(massStop)
 		return c, nil
 	}
-	if cur.EachNode() && !force {
-		return change{}, refusedf("rc %s has a pod on every matching node; add --force to stop them all, nothing was written", cur.Name)
+	if cur.service != nil && !cur.isLeftover() {
+		return change{}, cur.refuseDelete()
 	}
-	if n := cur.Desired(); n > 0 && !force {
-		return change{}, refusedf("rc %s asks for %s; scale it to 0 first (rcctl rc scale %s 0) or add --force, nothing was written", cur.Name, field.Count(n, "replica"), cur.Name)
+	if r.EachNode() && !force {
+		return change{}, refusedf("rc %s has a pod on every matching node; add --force to stop them all, nothing was written", r.Name)
 	}
-	after := cur
+	if n := r.Desired(); n > 0 && !force {
+		return change{}, refusedf("rc %s asks for %s; scale it to 0 first (rcctl rc scale %s 0) or add --force, nothing was written", r.Name, field.Count(n, "replica"), r.Name)
+	}
+	after := *r
 	at := now.UTC().Truncate(time.Second)
 	after.DeletedAt = &at
-	return changed("delete", &cur, after, massStop)
+	return changed("delete", r, after, massStop)
 }
 
 // unchanged reports whether there is nothing to write. To let the breaker pass what was asked for before is something: the
@@ -224,15 +237,13 @@ func (c *change) next(massStop bool) {
 
 // inRollout refuses a change of a controller that a rollout is in charge of.
 func inRollout(c *change, rolls *rollout.Record) error {
-	verb, do := c.what, "deploy the service's document: rcctl deploy -f FILE"
-	switch verb {
-	case "scale":
-		do = "scale the service: rcctl scale " + rolls.Service + " N"
-	case "apply":
+	verb := c.what
+	if verb == "apply" {
 		verb = "change"
 	}
-	return refusedf("rc %s: rollout %s of service %s is in charge of it, so that nobody may %s it besides; %s, or end the rollout: rcctl rollout abort %s; nothing was written",
-		c.rc.Name, rolls.ID, rolls.Service, verb, do, rolls.Service)
+	const text = "rc %s: rollout %s of service %s is in charge of it, so that nobody may %s it besides; " +
+		"deploy the service's document: rcctl deploy -f FILE, or end the rollout: rcctl rollout abort %s; nothing was written"
+	return refusedf(text, c.rc.Name, rolls.ID, rolls.Service, verb, rolls.Service)
 }
 
 // deleting refuses a change of a controller that is on its way out.

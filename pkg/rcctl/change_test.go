@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -111,20 +113,20 @@ func TestMassStopIsForOneGeneration(t *testing.T) {
 	if err != nil || made.rc.AllowMassStop != 1 {
 		t.Fatalf("%+v, %v", made.rc, err)
 	}
-	unchanged, err := computeScale(made.rc, "", 3, true)
+	unchanged, err := computeScale(current{rc: &made.rc}, "", 3, true)
 	if err != nil || !unchanged.none || unchanged.rc.AllowMassStop != 1 {
 		t.Errorf("%+v, %v", unchanged, err)
 	}
-	next, err := computeScale(made.rc, "", 1, false)
+	next, err := computeScale(current{rc: &made.rc}, "", 1, false)
 	if err != nil || next.rc.AllowMassStop != 0 || slices.ContainsFunc(next.lines, func(l string) bool { return strings.Contains(l, "mass") }) {
 		t.Errorf("%+v, %v", next, err)
 	}
-	allowed, err := computeScale(next.rc, "", 0, true)
+	allowed, err := computeScale(current{rc: &next.rc}, "", 0, true)
 	if err != nil || allowed.rc.AllowMassStop != 3 {
 		t.Errorf("%+v, %v", allowed, err)
 	}
 	said := []string{"allow_mass_stop: for this generation"}
-	again, err := computeScale(next.rc, "", 1, true)
+	again, err := computeScale(current{rc: &next.rc}, "", 1, true)
 	if err != nil || again.none || again.rc.AllowMassStop != 3 || again.rc.Generation != 3 || !slices.Equal(again.lines, said) {
 		t.Errorf("%+v, %v", again, err)
 	}
@@ -173,7 +175,7 @@ func TestDisable(t *testing.T) {
 
 func TestScaleTouchesOneRole(t *testing.T) {
 	before := rc.RC{Name: "web", Generation: 4, ReplicaGroups: []rc.ReplicaGroup{{Role: "a", Count: ptr(1)}, {Role: "b", Count: ptr(2)}}}
-	c, err := computeScale(before, "b", 5, false)
+	c, err := computeScale(current{rc: &before}, "b", 5, false)
 	if err != nil || c.none || *c.rc.ReplicaGroups[0].Count != 1 || *c.rc.ReplicaGroups[1].Count != 5 || c.rc.Generation != 5 {
 		t.Errorf("%+v, %v", c, err)
 	}
@@ -182,7 +184,7 @@ func TestScaleTouchesOneRole(t *testing.T) {
 	}
 	var bad *field.Error
 	for _, role := range []string{"", "c"} {
-		if _, err := computeScale(before, role, 5, false); !errors.As(err, &bad) || bad.Field != "--role" || !strings.Contains(bad.Allowed, "a or b") {
+		if _, err := computeScale(current{rc: &before}, role, 5, false); !errors.As(err, &bad) || bad.Field != "--role" || !strings.Contains(bad.Allowed, "a or b") {
 			t.Errorf("role %q: %v", role, err)
 		}
 	}
@@ -225,5 +227,63 @@ func TestDifferences(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// A revision of a service is changed through its service: only what leaves the record as it is, and the deletion of an old
+// revision without pods, are not refused.
+func TestRevisionsAreRefused(t *testing.T) {
+	spec := goodSpec(t)
+	made, err := computeApply(applyRequest{spec: spec}, current{}, "web-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	revision := func(number int64, count int) *rc.RC {
+		r := made.rc
+		r.ID, r.Name = rc.RevisionID("web", number), "web-r"+strconv.FormatInt(number, 10)
+		r.Service = &rc.Service{Name: "web", Revision: number}
+		r.ReplicaGroups = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &count}}
+		return &r
+	}
+	svc := &record.Service{Deployed: record.Deployed{Service: "web", Revision: 2, RC: rc.RevisionID("web", 2)}}
+	deleted := revision(2, 3)
+	deleted.DeletedAt = ptr(time.Now())
+	everywhere := revision(1, 0)
+	everywhere.Mode, everywhere.ReplicaGroups = rc.EachNode, nil
+	scale := func(cur current) error { _, err := computeScale(cur, "", 5, true); return err }
+	remove := func(cur current) error { _, err := computeDelete(cur, true, true, time.Now()); return err }
+	apply := func(count int) func(current) error {
+		return func(cur current) error {
+			asks := *spec
+			asks.Name, asks.Replicas = cur.rc.Name, &count
+			_, err := computeApply(applyRequest{spec: &asks, massStop: true}, cur, "")
+			return err
+		}
+	}
+	for name, tt := range map[string]struct {
+		r    *rc.RC
+		act  func(current) error
+		want string // empty: it is done
+	}{
+		"scale":               {revision(2, 3), scale, "rc web-r2 is revision 2 of service web; scale the service: rcctl scale web 5; nothing was written"},
+		"scale as it is":      {revision(2, 5), scale, "scale the service: rcctl scale web 5"},
+		"scale an old one":    {revision(1, 3), scale, "it is not the one in effect; take the service to one revision: rcctl deploy -f FILE; nothing"},
+		"delete":              {revision(2, 3), remove, "delete the service: rcctl service delete web; nothing was written"},
+		"delete without pods": {revision(2, 0), remove, "delete the service: rcctl service delete web"},
+		"delete an old one":   {revision(1, 1), remove, "rcctl deploy -f FILE, or delete the service: rcctl service delete web; nothing was written"},
+		"delete a leftover":   {revision(1, 0), remove, ""},
+		"delete each-node":    {everywhere, remove, "rcctl service delete web"},
+		"delete again":        {deleted, remove, ""},
+		"apply":               {revision(2, 3), apply(4), "deploy the service's document: rcctl deploy -f FILE; nothing was written"},
+		"apply as it is":      {revision(2, 3), apply(3), ""},
+	} {
+		err := tt.act(current{rc: tt.r, service: svc, manifest: spec.Pod})
+		var refused *codedError
+		if tt.want == "" && err != nil || tt.want != "" && (!errors.As(err, &refused) || refused.code != exitRefused || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := tt.act(current{rc: tt.r, manifest: spec.Pod}); err != nil {
+			t.Errorf("%s, of a service without a record: %v", name, err)
+		}
 	}
 }

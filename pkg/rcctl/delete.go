@@ -19,6 +19,9 @@ rc stops its pods, waits until their nodes have confirmed that, then removes eve
 a lost node holds the deletion up, because nobody can confirm that it stopped. Deleting again what is being deleted
 changes nothing and succeeds; with --allow-mass-stop it lets the breaker pass what it held up.
 
+A revision of a service is refused (exit code 4), with --force too: rcctl service delete SERVICE. An old revision that asks
+for no replicas may be deleted.
+
 Examples:
   rcctl rc scale web 0 && rcctl rc delete web --wait
   rcctl rc delete web --force`,
@@ -32,7 +35,7 @@ Examples:
 
 func runDelete(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
 	now := time.Now()
-	done, err := s.writeTo(c.Context, found.Value.ID, func(cur rc.RC) (change, error) {
+	done, err := s.writeTo(c.Context, found.Value.ID, func(cur current) (change, error) {
 		return computeDelete(cur, c.Bool("force"), c.Bool("allow-mass-stop"), now)
 	})
 	if err != nil {

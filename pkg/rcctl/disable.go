@@ -41,8 +41,8 @@ Examples:
 // turning is the action of a command that disables or enables the controller it names.
 func turning(disabled bool) cli.ActionFunc {
 	return onRC(func(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
-		done, err := s.writeTo(c.Context, found.Value.ID, func(cur rc.RC) (change, error) {
-			return computeDisable(cur, disabled, c.Bool("allow-mass-stop"))
+		done, err := s.writeTo(c.Context, found.Value.ID, func(cur current) (change, error) {
+			return computeDisable(*cur.rc, disabled, c.Bool("allow-mass-stop"))
 		})
 		if err != nil {
 			return err

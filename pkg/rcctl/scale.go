@@ -13,7 +13,8 @@ func scaleCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "scale", Usage: "set how many replicas an rc asks for",
 		UsageText: "rcctl rc scale REF [--role ROLE] N [--wait [--timeout 5m]] [--allow-mass-stop]",
-		Description: `An rc with more than one role needs --role. The next rcctl apply sets the number of its document again.
+		Description: `An rc with more than one role needs --role. The next rcctl apply sets the number of its document again. A revision
+of a service is refused (exit code 4): rcctl scale SERVICE N.
 
 Examples:
   rcctl rc scale web 5
@@ -53,7 +54,7 @@ func runScale(c *cli.Context, std *stdio, s *conn, n newCount) error {
 	if err != nil {
 		return err
 	}
-	done, err := s.writeTo(c.Context, found.Value.ID, func(cur rc.RC) (change, error) {
+	done, err := s.writeTo(c.Context, found.Value.ID, func(cur current) (change, error) {
 		return computeScale(cur, c.String("role"), n.count, c.Bool("allow-mass-stop"))
 	})
 	if err != nil {

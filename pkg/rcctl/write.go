@@ -123,7 +123,7 @@ func (s *conn) ensureSchema(ctx context.Context) error {
 }
 
 // writeApply applies a document. existing says what to do with a controller that is already there; nil changes it.
-func writeApply(ctx context.Context, s *conn, w applyRequest, existing func(*rc.RC) error) (change, error) {
+func writeApply(ctx context.Context, s *conn, w applyRequest, existing func(*current) error) (change, error) {
 	id := store.NewID() // the same for every try: a creation whose outcome was unknown is found again
 	digests, _, err := rc.Manifests(w.spec.Pod, w.spec.ReplicaGroups)
 	if err != nil {
@@ -135,7 +135,7 @@ func writeApply(ctx context.Context, s *conn, w applyRequest, existing func(*rc.
 		case err != nil:
 			return change{}, 0, err
 		case cur.rc != nil && existing != nil:
-			return change{}, 0, existing(cur.rc)
+			return change{}, 0, existing(&cur)
 		}
 		if err := cur.readStored(ctx, s, digests); err != nil {
 			return change{}, 0, err
@@ -155,6 +155,9 @@ func readCurrent(ctx context.Context, s *conn, name string) (cur current, index 
 		return cur, 0, err
 	}
 	cur.rc = &rec.Value
+	if cur.service, err = s.serviceOf(ctx, cur.rc); err != nil {
+		return cur, 0, err
+	}
 	if cur.manifest, cur.signature, err = readable(s.SignedManifest(ctx, rec.Value.ManifestDigest)); err != nil {
 		return cur, 0, err
 	}
@@ -198,14 +201,18 @@ func isCorrupt(err error) bool {
 	return is
 }
 
-// writeTo changes the controller with an id.
-func (s *conn) writeTo(ctx context.Context, id string, compute func(rc.RC) (change, error)) (change, error) {
+// writeTo changes the controller with an id. Of what there is, compute is told the record and its service.
+func (s *conn) writeTo(ctx context.Context, id string, compute func(current) (change, error)) (change, error) {
 	return s.write(ctx, func(ctx context.Context) (change, uint64, error) {
 		rec, err := s.RCs.Get(ctx, store.Consistent, id)
 		if err != nil {
 			return change{}, 0, fmt.Errorf("read rc %s: %w", id, err)
 		}
-		c, err := compute(rec.Value)
+		svc, err := s.serviceOf(ctx, &rec.Value)
+		if err != nil {
+			return change{}, 0, err
+		}
+		c, err := compute(current{rc: &rec.Value, service: svc})
 		return c, rec.Index, err
 	})
 }

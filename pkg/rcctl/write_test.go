@@ -48,7 +48,7 @@ func TestWriteComputesAgain(t *testing.T) {
 	s, _ := testConn(t)
 	r := create(t, s)
 	tries := 0
-	c, err := s.writeTo(t.Context(), r.ID, func(cur rc.RC) (change, error) {
+	c, err := s.writeTo(t.Context(), r.ID, func(cur current) (change, error) {
 		if tries++; tries == 1 {
 			spec := goodSpec(t)
 			spec.NodeSelector = "rack=z"
@@ -71,13 +71,13 @@ func TestWriteGivesUp(t *testing.T) {
 	s, _ := testConn(t)
 	r := create(t, s)
 	tries := 0
-	_, err := s.writeTo(t.Context(), r.ID, func(cur rc.RC) (change, error) {
+	_, err := s.writeTo(t.Context(), r.ID, func(cur current) (change, error) {
 		tries++
 		other, err := s.RCs.Get(t.Context(), store.Consistent, r.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := computeScale(other.Value, "", 100+tries, false)
+		c, err := computeScale(current{rc: &other.Value}, "", 100+tries, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -206,7 +206,7 @@ func TestWaitConverged(t *testing.T) {
 func TestWaitReplaced(t *testing.T) {
 	s, _ := testConn(t)
 	r := create(t, s)
-	if _, err := s.writeTo(t.Context(), r.ID, func(cur rc.RC) (change, error) { return computeScale(cur, "", 9, false) }); err != nil {
+	if _, err := s.writeTo(t.Context(), r.ID, func(cur current) (change, error) { return computeScale(cur, "", 9, false) }); err != nil {
 		t.Fatal(err)
 	}
 	tool := &stdio{out: io.Discard, err: io.Discard}
