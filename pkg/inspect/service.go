@@ -51,14 +51,18 @@ type ServiceView struct {
 	Replicas  int           `json:"replicas"` // of the document
 	Available int           `json:"available"`
 	Rollout   rollout.State `json:"rollout"` // of the one under way; else how that to the revision ended, if not well; empty: all is done
-	By        string        `json:"by"`
-	At        time.Time     `json:"at"`
+	By        string        `json:"by"`      // who made the revision
+	At        time.Time     `json:"at"`      // when that was
 }
 
 // NewServiceView sums a service up.
 func NewServiceView(svc *record.Service) ServiceView {
 	d := svc.InEffect()
 	v := ServiceView{Service: d.Service, Revision: d.Revision, Replicas: d.Spec.Total(), By: d.By, At: d.At}
+	made := svc.Entry(d.Revision)
+	if made != nil {
+		v.By, v.At = made.By, made.At
+	}
 	for _, one := range svc.Controllers {
 		if one.Status != nil {
 			if one.RC.ID == d.RC && one.RC.EachNode() {
@@ -69,8 +73,8 @@ func NewServiceView(svc *record.Service) ServiceView {
 	}
 	if svc.Rollout != nil {
 		v.Rollout = svc.Rollout.State
-	} else if e := svc.Entry(d.Revision); e != nil && e.Outcome != rollout.Done {
-		v.Rollout = e.Outcome
+	} else if made != nil && made.Outcome != rollout.Done {
+		v.Rollout = made.Outcome
 	}
 	return v
 }

@@ -591,6 +591,38 @@ func TestRecordsThatCannotBeActedOn(t *testing.T) {
 	}
 }
 
+// What changes a revision later leaves in its history when it was made, and by whom. The document says who changed it.
+func TestEntryKeepsWhenItWasMade(t *testing.T) {
+	made := when.Add(-time.Hour)
+	for name, tt := range map[string]struct {
+		world  func(*cluster, *testing.T, *record.ServiceSpec)
+		change string
+		want   record.Entry
+	}{
+		"other counts":            {(*cluster).deployed, `replicas=5`, record.Entry{Revision: 1, By: "bob", At: made}},
+		"other knobs":             {(*cluster).deployed, `update.step=2`, record.Entry{Revision: 1, By: "bob", At: made}},
+		"other counts, under way": {(*cluster).under, `replicas=5`, record.Entry{Revision: 1, By: "bob", At: made}},
+		"other knobs, under way":  {(*cluster).under, `update.step=2`, record.Entry{Revision: 1, By: "bob", At: made}},
+		"other pods":              {(*cluster).deployed, newManifest, record.Entry{Revision: 2, By: "ann", At: when}},
+	} {
+		c := &cluster{}
+		tt.world(c, t, sample(t))
+		c.svc.History[0].By, c.svc.History[0].At = "bob", made
+		c.svc.Deployed.By, c.svc.Deployed.At = "bob", made
+		if _, err := deployment(t, c, tt.change).Run(t.Context()); err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		d := c.commits[len(c.commits)-1]
+		if got := (record.Entry{Revision: d.Entry.Revision, By: d.Entry.By, At: d.Entry.At}); !cmp.Equal(got, tt.want) {
+			t.Errorf("%s: %s", name, cmp.Diff(tt.want, got))
+		}
+		if d.Deployed.By != "ann" || !d.Deployed.At.Equal(when) {
+			t.Errorf("%s: the document was deployed by %s at %s", name, d.Deployed.By, d.Deployed.At)
+		}
+	}
+}
+
 func TestKnownDigests(t *testing.T) {
 	if got := (*record.Service)(nil).KnownDigests(); len(got) != 0 {
 		t.Error(got)

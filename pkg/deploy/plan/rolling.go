@@ -296,6 +296,11 @@ func (p *planner) record(id string, number int64, target *rc.RC) {
 		Service: p.spec.Name, Revision: number, RC: target.ID, Name: target.Name, Manifest: p.digests.Base, Digests: record.DigestsOf(p.spec.Pod), Spec: *p.spec,
 		By: p.By, At: now,
 	}
+	if p.svc != nil {
+		if made := p.svc.Entry(number); made != nil { // the audit log says who changed it since
+			p.draft.Entry.By, p.draft.Entry.At = made.By, made.At
+		}
+	}
 	for _, f := range p.change.Fields {
 		p.draft.Audit = append(p.draft.Audit, f.String())
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// Deployed is the record at deployments/<service>/spec: the document in effect, or on its way.
+// Deployed is the record at deployments/<service>/spec: the document in effect, or on its way. By and At say who wrote it last,
+// and when: a change of numbers or knobs writes it again.
 type Deployed struct {
 	ID       string      `json:"id"` // ULID of the service, with which the ids of its controllers begin; one that is made again after its deletion has another
 	Service  string      `json:"service"`
@@ -49,7 +50,8 @@ func checkStored(errs field.Errors, revision int64, s *ServiceSpec) error {
 	return errs.Err()
 }
 
-// Entry is the record at deployments/<service>/history/<rev>: what was deployed, and what came of it.
+// Entry is the record at deployments/<service>/history/<rev>: what was deployed, and what came of it. By and At say who made
+// the revision, and when; its document is the one that it had last.
 type Entry struct {
 	Service  string            `json:"service"`
 	Revision int64             `json:"revision"`
