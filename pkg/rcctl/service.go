@@ -75,7 +75,8 @@ type deployer struct {
 	flags   *cli.Context
 	client  *deploy.Client
 	rolling plan.RollingStrategy
-	about   string // printed before the plan, if anything
+	known   func(context.Context) (map[string]string, error) // the digests that the histories of all services have
+	about   string                                           // printed before the plan, if anything
 }
 
 // newDeployer reads the flags of planFlags, and what plans need to see of the cluster. Unreadable records are told on standard error.
@@ -96,11 +97,32 @@ func newDeployer(c *cli.Context, std *stdio, s *conn) (*deployer, error) {
 		fmt.Fprintln(std.err, "rcctl: the plan is made without what cannot be read")
 	}
 	return &deployer{
+		known: knownDigests(std, s),
 		flags: c, client: &deploy.Client{Store: s.Store, Who: who, Signatures: map[string]string{}},
 		rolling: plan.RollingStrategy{
 			State: state, ForceRecreate: c.Bool("recreate"), Override: strategy, SkipGates: c.Bool("skip-gates"), MassStop: c.Bool("allow-mass-stop"), By: who,
 		},
 	}, nil
+}
+
+// knownDigests looks digests up in the histories of all services, which it reads once. Entries that cannot be read are told on
+// standard error and skipped.
+func knownDigests(std *stdio, s *conn) func(context.Context) (map[string]string, error) {
+	var known map[string]string
+	return func(ctx context.Context) (map[string]string, error) {
+		if known != nil {
+			return known, nil
+		}
+		recs, corrupt, err := s.Deployments.Histories(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("read the histories of all services: %w", err)
+		}
+		if err := std.warn(corrupt); err != nil {
+			fmt.Fprintln(std.err, "rcctl: digests are looked up without what cannot be read")
+		}
+		known = record.KnownDigests(field.Each(recs, func(rec store.Rec[record.Entry]) record.Entry { return rec.Value }))
+		return known, nil
+	}
 }
 
 // planned is a deployment with its plan.
@@ -111,19 +133,17 @@ type planned struct {
 
 // plan resolves a document and plans its deployment.
 func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned, error) {
-	var known map[string]string
-	if spec.Name != "" {
+	if spec.Name != "" && d.flags.Bool("keep-counts") {
 		svc, err := d.client.Service(ctx, spec.Name)
 		if err != nil {
 			return nil, fmt.Errorf("read service %s: %w", spec.Name, err)
 		}
-		known = svc.KnownDigests()
-		if svc != nil && d.flags.Bool("keep-counts") {
+		if svc != nil {
 			effect := svc.InEffect()
 			spec = spec.WithCounts(effect.Spec.Groups())
 		}
 	}
-	resolver := plan.ServiceSpecResolver{Domain: d.flags.String("domain"), Digests: &plan.DigestResolver{Source: &deploy.TarSource{}, Known: known}}
+	resolver := plan.ServiceSpecResolver{Domain: d.flags.String("domain"), Digests: &plan.DigestResolver{Source: &deploy.TarSource{}, Known: d.known}}
 	resolved, err := resolver.Resolve(ctx, spec)
 	if err != nil {
 		return nil, refusedPlan(err)

@@ -240,6 +240,20 @@ func (s *Deployments) History(ctx context.Context, service string) ([]Rec[record
 	return recs, corrupt, err
 }
 
+// Histories reads what the revisions of all services were, in the order of their keys, and one *CorruptError for each that cannot
+// be read.
+func (s *Deployments) Histories(ctx context.Context) ([]Rec[record.Entry], []error, error) {
+	pairs, err := s.c.List(ctx, s.keys.Deployments.Key(), consul.Default)
+	if err != nil {
+		return nil, nil, err
+	}
+	pairs = slices.DeleteFunc(pairs, func(p consul.Pair) bool {
+		return !strings.HasPrefix(p.Key, s.keys.Entries.Below(s.keys.Entries.first(p.Key)))
+	})
+	recs, corrupt := each(pairs, s.Entries.decode)
+	return recs, corrupt, nil
+}
+
 // ListServices returns the names of all services that have been deployed, sorted.
 func (s *Deployments) ListServices(ctx context.Context) ([]string, error) {
 	keys, err := s.c.Children(ctx, s.keys.Deployments.Key())

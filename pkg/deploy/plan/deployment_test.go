@@ -623,19 +623,6 @@ func TestEntryKeepsWhenItWasMade(t *testing.T) {
 	}
 }
 
-func TestKnownDigests(t *testing.T) {
-	if got := (*record.Service)(nil).KnownDigests(); len(got) != 0 {
-		t.Error(got)
-	}
-	s := &record.Service{Deployed: record.Deployed{Spec: *sample(t)}, History: []record.Entry{
-		{Digests: map[string]string{"a": "old", "b": "only", "https://files.example/web-1.2.tar.gz": "older"}}, {Digests: map[string]string{"a": "new"}},
-	}}
-	want := map[string]string{"a": "new", "b": "only", "https://files.example/web-1.2.tar.gz": strings.Repeat("a", 64)}
-	if diff := cmp.Diff(want, s.KnownDigests()); diff != "" {
-		t.Error(diff)
-	}
-}
-
 func TestHasPods(t *testing.T) {
 	one := 1
 	for _, tt := range []struct {

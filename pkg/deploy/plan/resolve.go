@@ -25,17 +25,18 @@ type DigestSource interface {
 // DigestResolver finds the digest of an artifact that a document does not pin.
 type DigestResolver struct {
 	Source DigestSource
-	// Known are the digests of the service's history, the newest of each artifact by its URL.
-	Known map[string]string
+	// Known returns the digests that the history of any service has, the newest of each artifact by its URL. It is not called
+	// where nothing is looked up. Nil: nothing is known.
+	Known func(context.Context) (map[string]string, error)
 }
 
-// UnknownDigestError is an artifact that the service's history does not know, under a policy that asks nobody else.
+// UnknownDigestError is an artifact that the history of no service knows, under a policy that asks nobody else.
 // Nothing was written.
 type UnknownDigestError struct{ Artifact string }
 
 // Error says what to do, too.
 func (e *UnknownDigestError) Error() string {
-	return fmt.Sprintf("artifact %s: no deployment of this service has had it, and digests: never asks no source; pin its sha256, or use digests: missing", e.Artifact)
+	return fmt.Sprintf("artifact %s: the history of no service has its digest, and digests: never asks no source; pin its sha256, or use digests: missing", e.Artifact)
 }
 
 // SourceError is an artifact whose source does not say what its digest is. Nothing was written.
@@ -53,12 +54,15 @@ func (e *SourceError) Error() string {
 func (e *SourceError) Unwrap() error { return e.Err }
 
 // Resolve returns the digest of an artifact under a policy; empty means Missing. Under Never the error is an
-// *UnknownDigestError, and else that of the source is in a *SourceError.
+// *UnknownDigestError, and else that of the source is in a *SourceError. That of Known is returned as it is.
 func (r *DigestResolver) Resolve(ctx context.Context, artifact string, policy record.Policy) (string, error) {
-	known := r.Known[artifact]
+	if r.Known != nil && policy != record.Always {
+		known, err := r.Known(ctx)
+		if digest := known[artifact]; err != nil || digest != "" {
+			return digest, err
+		}
+	}
 	switch {
-	case known != "" && policy != record.Always:
-		return known, nil
 	case policy == record.Never:
 		return "", &UnknownDigestError{Artifact: artifact}
 	case r.Source == nil:

@@ -40,15 +40,27 @@ func TestDigestResolver(t *testing.T) {
 		{"both", record.Never, "before", 0, ""},
 		{"fresh", record.Always, "now", 1, ""},
 		{"fresh", record.Missing, "now", 1, ""},
-		{"fresh", record.Never, "", 0, "artifact fresh: no deployment of this service has had it, and digests: never asks no source; pin its sha256, or use digests: missing"},
+		{"fresh", record.Never, "", 0, "artifact fresh: the history of no service has its digest, and digests: never asks no source; pin its sha256, or use digests: missing"},
 		{"gone", record.Missing, "", 1, "digest of artifact gone: 404"},
 	} {
 		s := &source{digests: map[string]string{"both": "now", "fresh": "now"}}
-		r := &plan.DigestResolver{Source: s, Known: map[string]string{"both": "before"}}
+		looks := 0
+		r := &plan.DigestResolver{Source: s, Known: func(context.Context) (map[string]string, error) {
+			looks++
+			return map[string]string{"both": "before"}, nil
+		}}
 		got, err := r.Resolve(t.Context(), tt.artifact, tt.policy)
 		if got != tt.want || s.asked != tt.asked || (err == nil) != (tt.err == "") || err != nil && err.Error() != tt.err {
 			t.Errorf("%s %s: %q, asked %d times, %v", tt.artifact, tt.policy, got, s.asked, err)
 		}
+		if looked := looks > 0; looked == (tt.policy == record.Always) {
+			t.Errorf("%s %s: %d looks at the history", tt.artifact, tt.policy, looks)
+		}
+	}
+	unread := errors.New("no answer")
+	r := plan.DigestResolver{Source: &source{}, Known: func(context.Context) (map[string]string, error) { return nil, unread }}
+	if _, err := r.Resolve(t.Context(), "a", record.Missing); !errors.Is(err, unread) {
+		t.Error(err)
 	}
 	_, err := (&plan.DigestResolver{}).Resolve(t.Context(), "a", record.Never)
 	if unknown, is := errors.AsType[*plan.UnknownDigestError](err); !is || unknown.Artifact != "a" {

@@ -1,9 +1,9 @@
 package record
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
-	"maps"
 	"slices"
 	"time"
 
@@ -163,16 +163,20 @@ func (s *Service) Entry(revision int64) *Entry {
 	return field.Find(s.History, func(e *Entry) bool { return e.Revision == revision })
 }
 
-// KnownDigests returns the newest digest of each artifact that the service has had, by its URL. s may be nil.
-func (s *Service) KnownDigests() map[string]string {
+// KnownDigests returns the digest of each artifact in the newest of the entries that have it, by the artifact's URL. The entries
+// may be of several services, in any order.
+func KnownDigests(entries []Entry) map[string]string {
+	oldestFirst := slices.SortedFunc(slices.Values(entries), func(a, b Entry) int {
+		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Service, b.Service), cmp.Compare(a.Revision, b.Revision))
+	})
 	known := map[string]string{}
-	if s == nil {
-		return known
+	for i := range oldestFirst {
+		for artifact, digest := range oldestFirst[i].Digests {
+			if digest != "" {
+				known[artifact] = digest
+			}
+		}
 	}
-	for i := range s.History {
-		maps.Copy(known, s.History[i].Digests)
-	}
-	maps.Copy(known, DigestsOf(s.Deployed.Spec.Pod))
 	return known
 }
 

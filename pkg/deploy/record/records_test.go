@@ -3,6 +3,7 @@ package record_test
 import (
 	"encoding/json"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -58,6 +59,36 @@ func TestCountsInEffectAfterAFailedRollout(t *testing.T) {
 	}
 	if d := svc.InEffect(); d.Revision != 1 || d.Spec.Total() != 5 {
 		t.Errorf("revision %d with %d pods", d.Revision, d.Spec.Total())
+	}
+}
+
+// Of each artifact the newest digest counts, whichever service had it and in whatever order the entries are.
+func TestKnownDigests(t *testing.T) {
+	t.Parallel()
+	at := func(minutes int) time.Time { return time.Date(2026, 1, 2, 3, minutes, 0, 0, time.UTC) }
+	entries := []record.Entry{
+		{Service: "web", Revision: 1, At: at(1), Digests: map[string]string{"a": "old", "b": "only"}},
+		{Service: "web", Revision: 2, At: at(5), Digests: map[string]string{"a": "own"}},
+		{Service: "api", Revision: 1, At: at(9), Digests: map[string]string{"a": "new", "c": ""}},
+		{Service: "api", Revision: 2, At: at(7), Digests: map[string]string{"a": "before"}},
+		{Service: "job", Revision: 1, At: at(10)},
+		{Service: "x", Revision: 1, At: at(3), Digests: map[string]string{"d": "first"}},
+		{Service: "x", Revision: 2, At: at(3), Digests: map[string]string{"d": "second"}},
+	}
+	want := map[string]string{"a": "new", "b": "only", "d": "second"}
+	for range entries {
+		entries = append(entries[1:], entries[0])
+		if diff := cmp.Diff(want, record.KnownDigests(entries)); diff != "" {
+			t.Error(diff)
+		}
+		slices.Reverse(entries)
+		if diff := cmp.Diff(want, record.KnownDigests(entries)); diff != "" {
+			t.Error(diff)
+		}
+		slices.Reverse(entries)
+	}
+	if got := record.KnownDigests(nil); len(got) != 0 {
+		t.Error(got)
 	}
 }
 

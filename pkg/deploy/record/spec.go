@@ -38,8 +38,8 @@ type Policy string
 // The policies.
 const (
 	Always  Policy = "always"  // the source is asked now
-	Missing Policy = "missing" // that of the service's history; the source is asked where there is none
-	Never   Policy = "never"   // that of the service's history, and no other
+	Missing Policy = "missing" // the newest in the history of any service; the source is asked where there is none
+	Never   Policy = "never"   // the newest in the history of any service, and no other
 )
 
 // PreDeploy is a program that runs once, to its end, before the first pod of a new revision starts.
