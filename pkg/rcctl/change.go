@@ -193,7 +193,8 @@ func computeDisable(cur rc.RC, disabled, massStop bool) (change, error) {
 }
 
 // computeDelete marks the controller for deletion. It is refused while replicas are asked for, unless forced. For
-// one that is marked already nothing is left to do but to let its mass stop pass. Of a service only a leftover may be deleted.
+// one that is marked already nothing is left to do but to let its mass stop pass. Of a service only a leftover may be
+// deleted.
 func computeDelete(cur current, force, massStop bool, now time.Time) (change, error) {
 	r := cur.rc
 	if r.DeletedAt != nil {

@@ -230,8 +230,8 @@ func TestDifferences(t *testing.T) {
 	}
 }
 
-// A revision of a service is changed through its service: only what leaves the record as it is, and the deletion of an old
-// revision without pods, are not refused.
+// A revision of a service is changed through its service: only what leaves the record as it is, and the deletion of an
+// old revision without pods, are not refused.
 func TestRevisionsAreRefused(t *testing.T) {
 	spec := goodSpec(t)
 	made, err := computeApply(applyRequest{spec: spec}, current{}, "web-1")

@@ -19,8 +19,8 @@ rc stops its pods, waits until their nodes have confirmed that, then removes eve
 a lost node holds the deletion up, because nobody can confirm that it stopped. Deleting again what is being deleted
 changes nothing and succeeds; with --allow-mass-stop it lets the breaker pass what it held up.
 
-A revision of a service is refused (exit code 4), with --force too: rcctl service delete SERVICE. An old revision that asks
-for no replicas may be deleted.
+A revision of a service is refused (exit code 4), with --force too: rcctl service delete SERVICE. An old revision that
+asks for no replicas may be deleted.
 
 Examples:
   rcctl rc scale web 0 && rcctl rc delete web --wait

@@ -9,8 +9,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// serviceOf reads the service that a controller is a revision of. It returns nil where the controller belongs to none, or where
-// its service has no record any more: no command about that service could change it then.
+// serviceOf reads the service that a controller is a revision of. It returns nil where the controller belongs to none, or
+// where its service has no record any more: no command about that service could change it then.
 func (s *conn) serviceOf(ctx context.Context, r *rc.RC) (*record.Service, error) {
 	if r.Service == nil {
 		return nil, nil
@@ -28,10 +28,10 @@ func (s *conn) serviceOf(ctx context.Context, r *rc.RC) (*record.Service, error)
 	return svc, nil
 }
 
-// isInEffect reports whether the controller is the revision of its service that is in effect, or that a rollout goes to.
+// isInEffect reports whether the controller is the revision in effect of its service, or that a rollout goes to.
 func (cur *current) isInEffect() bool { return cur.service.InEffect().RC == cur.rc.ID }
 
-// isLeftover reports whether the controller is an old revision that asks for no pods, so that its service does without it.
+// isLeftover reports whether the controller is an old revision that asks for no pods: its service does without it.
 func (cur *current) isLeftover() bool {
 	return !cur.isInEffect() && !cur.rc.EachNode() && cur.rc.Desired() == 0
 }

@@ -105,8 +105,8 @@ func newDeployer(c *cli.Context, std *stdio, s *conn) (*deployer, error) {
 	}, nil
 }
 
-// knownDigests looks digests up in the histories of all services, which it reads once. Entries that cannot be read are told on
-// standard error and skipped.
+// knownDigests looks digests up in the histories of all services, which it reads once. Entries that cannot be read are
+// told on standard error and skipped.
 func knownDigests(std *stdio, s *conn) func(context.Context) (map[string]string, error) {
 	var known map[string]string
 	return func(ctx context.Context) (map[string]string, error) {

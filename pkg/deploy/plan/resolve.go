@@ -25,8 +25,8 @@ type DigestSource interface {
 // DigestResolver finds the digest of an artifact that a document does not pin.
 type DigestResolver struct {
 	Source DigestSource
-	// Known returns the digests that the history of any service has, the newest of each artifact by its URL. It is not called
-	// where nothing is looked up. Nil: nothing is known.
+	// Known returns the digests that the history of any service has, the newest of each artifact by its URL. It is not
+	// called where nothing is looked up. Nil: nothing is known.
 	Known func(context.Context) (map[string]string, error)
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// Deployed is the record at deployments/<service>/spec: the document in effect, or on its way. By and At say who wrote it last,
-// and when: a change of numbers or knobs writes it again.
+// Deployed is the record at deployments/<service>/spec: the document in effect, or on its way. By and At say who wrote it
+// last, and when: a change of numbers or knobs writes it again.
 type Deployed struct {
 	ID       string      `json:"id"` // ULID of the service, with which the ids of its controllers begin; one that is made again after its deletion has another
 	Service  string      `json:"service"`
@@ -50,8 +50,8 @@ func checkStored(errs field.Errors, revision int64, s *ServiceSpec) error {
 	return errs.Err()
 }
 
-// Entry is the record at deployments/<service>/history/<rev>: what was deployed, and what came of it. By and At say who made
-// the revision, and when; its document is the one that it had last.
+// Entry is the record at deployments/<service>/history/<rev>: what was deployed, and what came of it. By and At say who
+// made the revision, and when; its document is the one that it had last.
 type Entry struct {
 	Service  string            `json:"service"`
 	Revision int64             `json:"revision"`
@@ -163,8 +163,8 @@ func (s *Service) Entry(revision int64) *Entry {
 	return field.Find(s.History, func(e *Entry) bool { return e.Revision == revision })
 }
 
-// KnownDigests returns the digest of each artifact in the newest of the entries that have it, by the artifact's URL. The entries
-// may be of several services, in any order.
+// KnownDigests returns the digest of each artifact in the newest of the entries that have it, by the artifact's URL. The
+// entries may be of several services, in any order.
 func KnownDigests(entries []Entry) map[string]string {
 	oldestFirst := slices.SortedFunc(slices.Values(entries), func(a, b Entry) int {
 		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Service, b.Service), cmp.Compare(a.Revision, b.Revision))
