@@ -31,6 +31,7 @@ var Known = Table{
 	{Name: "forget-nodes", Since: "0.2.0", What: "--forget-node-after: the leader removes nodes that are gone"},
 	{Name: "group-manifests", Since: "0.2.0", What: "environment, command and resources of a replica group"},
 	{Name: "group-placing", Since: "0.2.0", What: "spread, affinity and placing of a replica group"},
+	{Name: "lower-counts", Since: "0.2.0", What: "rollouts that lower a number of pods take none before the new version serves"},
 	{Name: "ordered", Since: "0.2.0", What: "ordered: replicas of a group one after the other, and no index twice"},
 	{Name: "out-of-memory", Since: "0.2.0", What: "nodes say that the kernel killed a process for want of memory, and at which limit"},
 	{Name: "placing", Since: "0.2.0", What: "spread with a skew, affinity and placing of a controller"},

@@ -159,7 +159,7 @@ type Update struct {
 	Ratio        int             `json:"ratio,omitempty"` // share of a stage in percent; 0: Step replicas
 	Step         int             `json:"step"`            // of a stage, at least 1; in place a share of those that change
 	Surge        int             `json:"surge"`
-	Keep         int             `json:"keep,omitempty"` // pods beyond the desired number that stay until the new revision has the minimum by itself
+	Keep         int             `json:"keep,omitempty" feature:"lower-counts"` // pods beyond the desired number that stay until the new revision has the minimum by itself
 	Unavailable  int             `json:"unavailable"`
 	Min          int             `json:"min"`           // available pods of the service that the rollout leaves
 	First        int             `json:"first"`         // pods that are added at once where the service has none: min_available if a document names it
