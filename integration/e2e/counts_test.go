@@ -1,8 +1,8 @@
 package e2e
 
 import (
+	"fmt"
 	"strings"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
@@ -40,15 +40,15 @@ func rollbackKeepsCounts(e *env) {
 
 	w.version, w.replicas = "3", 1
 	e.detached(w)
-	for end := time.Now().Add(limit); e.rollout() != nil; time.Sleep(20 * time.Millisecond) {
-		now := e.versions()
-		if now["3"] == 0 && now["1"] < 4 {
+	e.within(limit, func() error {
+		if now := e.versions(); now["3"] == 0 && now["1"] < 4 {
 			e.t.Fatalf("the old pods stop before a new one runs: %v", now)
 		}
-		if time.Now().After(end) {
-			e.t.Fatalf("the rollout goes on: %+v", e.rollout())
+		if r := e.rollout(); r != nil {
+			return fmt.Errorf("the rollout goes on: %+v", r)
 		}
-	}
+		return nil
+	})
 	e.runs(map[string]int{"3": 1})
 }
 

@@ -30,6 +30,8 @@ const (
 	DefaultPIDs           = 4096 // processes and threads of one process with all that it starts
 	DefaultMinReady       = 10 * time.Second
 	DefaultDrain          = time.Second
+	DefaultCommand        = "bin/launch" // of a tar artifact
+	DefaultStopSignal     = "SIGTERM"
 )
 
 // The kinds of artifacts.

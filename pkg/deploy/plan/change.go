@@ -2,6 +2,7 @@ package plan
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -9,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
@@ -52,9 +54,17 @@ type SpecChange struct {
 	Fields []FieldChange `json:"fields"` // by their paths
 }
 
-// EvalSpecChange compares two resolved documents of one service. nil counts as empty, and the order of maps, volumes and ports does not count.
+// EvalSpecChange compares two resolved documents of one service. nil counts as empty. The order of maps, volumes and ports does not count,
+// nor does whether a default is written out.
 func EvalSpecChange(current, updated *record.ServiceSpec) SpecChange {
-	change := SpecChange{Kind: UpToDate, Fields: Differences(leavesOf(current), leavesOf(updated))}
+	before, after := leavesOf(current), leavesOf(updated)
+	if current != nil {
+		from, to := before, after
+		before, after = leavesOf(withDefaults(current)), leavesOf(withDefaults(updated))
+		dropOnly(before, from, after)
+		dropOnly(after, to, before)
+	}
+	change := SpecChange{Kind: UpToDate, Fields: Differences(before, after)}
 	knobs := updated.Knobs()
 	inPlace := knobs.Strategy == rollout.InPlaceStrategy
 	for i := range change.Fields {
@@ -65,6 +75,25 @@ func EvalSpecChange(current, updated *record.ServiceSpec) SpecChange {
 		}
 	}
 	return change
+}
+
+// withDefaults writes out the defaults of what a new revision would be made for.
+func withDefaults(s *record.ServiceSpec) *record.ServiceSpec {
+	out := *s
+	if s.Pod != nil {
+		out.Pod = s.Pod.WithDefaults()
+	}
+	out.Mode, out.Placing, out.Strategy = cmp.Or(s.Mode, rc.Replicas), cmp.Or(s.Placing, rc.PlaceSpread), cmp.Or(s.Strategy, rc.Dynamic)
+	return &out
+}
+
+// dropOnly drops the defaults of what is on one side only, such as those of a process that is new: the document says nothing of them.
+func dropOnly(filled, plain, other map[string]Leaf) {
+	maps.DeleteFunc(filled, func(path string, _ Leaf) bool {
+		_, said := plain[path]
+		_, both := other[path]
+		return !said && !both
+	})
 }
 
 // Differences lists the fields that differ, by their paths. What they take is left open.

@@ -88,11 +88,7 @@ func (r *RollingStrategy) Plan(_ context.Context, client Client, svc *record.Ser
 }
 
 func (r *RollingStrategy) planner(client Client, svc *record.Service, spec *record.ServiceSpec) (*planner, error) {
-	digests, canonical, err := rc.Manifests(spec.Pod, spec.Groups())
-	if err != nil {
-		return nil, err
-	}
-	p := &planner{RollingStrategy: r, client: client, svc: svc, spec: spec, knobs: spec.Knobs(), canonical: canonical, digests: digests}
+	p := &planner{RollingStrategy: r, client: client, svc: svc, spec: spec, knobs: spec.Knobs()}
 	if r.Override != "" {
 		p.knobs.Strategy, p.knobs.Order = r.Override, ""
 	}
@@ -103,6 +99,15 @@ func (r *RollingStrategy) planner(client Client, svc *record.Service, spec *reco
 	if svc != nil {
 		p.base = svc.InEffect()
 		before, p.current = &p.base.Spec, svc.Controller(p.base.RC)
+		if before.Pod != nil && before.Pod.Same(spec.Pod) {
+			stays := *spec
+			stays.Pod = before.Pod // it is stored, and may be signed; no pod restarts
+			p.spec, spec = &stays, &stays
+		}
+	}
+	var err error
+	if p.digests, p.canonical, err = rc.Manifests(spec.Pod, spec.Groups()); err != nil {
+		return nil, err
 	}
 	if r.Rollback { // its document knew nothing of the pods that it replaces, and nobody has time to change it
 		if takes := record.StageTakes(p.knobs.Kind(), p.base.Spec.Pod, spec.Pod); !takes.Within(&p.knobs) {

@@ -531,6 +531,30 @@ func TestEveryStopIsInThePlan(t *testing.T) {
 	}
 }
 
+// Where only defaults are written out the stored manifest stays, whoever signed it, and nothing restarts.
+func TestWrittenDefaultsChangeNothing(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t))
+	usual := []string{`pod.min_ready="10s"`, `strategy="dynamic"`, `mode="replicas"`, `placing="spread"`}
+	if p, err := c.planOf(t, sample(t, usual...)); err != nil || !p.Empty() {
+		t.Errorf("%v, %v", linesOf(p), err)
+	}
+	for _, more := range []string{`labels={"a":"b"}`, `update.strategy="availability"`} {
+		p, err := c.planOf(t, sample(t, append(usual, more)...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []string{"~ change controller web-r1", "~ record the document of service web, revision 1"}
+		if diff := cmp.Diff(want, linesOf(p)); diff != "" || len(p.Change.Fields) != 1 {
+			t.Errorf("%s: %v %s", more, p.Change.Fields, diff)
+		}
+	}
+	p, err := c.planOf(t, sample(t, `pod.min_ready="11s"`))
+	if err != nil || p.Change.Kind != plan.NeedsRecreate || len(p.Change.Fields) != 1 || p.Change.Fields[0].String() != `pod.min_ready: "10s" -> "11s"` {
+		t.Errorf("%+v, %v", p.Change, err)
+	}
+}
+
 func TestPausedRolloutIsRescaled(t *testing.T) {
 	c := &cluster{}
 	c.under(t, sample(t))

@@ -21,9 +21,6 @@ const (
 	tempVersion = "tmp-" // a version's name starts with a digit
 )
 
-// defaultCommand is what a tar artifact is started with.
-const defaultCommand = "bin/launch"
-
 // maxProcesses bounds how many processes the scripts of one launchable's directory may be.
 const maxProcesses = 64
 
@@ -258,7 +255,7 @@ func (v *Version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
 	case l.Artifact.Kind == manifest.ArtifactExec:
 		command = l.Artifact.Path
 	case command == "":
-		command = defaultCommand
+		command = manifest.DefaultCommand
 	}
 	path := v.Path(l.Name, command)
 	info, err := os.Stat(path)
