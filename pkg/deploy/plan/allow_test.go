@@ -46,6 +46,10 @@ func TestAllowMassStopOfWhatIsWritten(t *testing.T) {
 			tripped(&s.Controllers[1], 245)
 			s.Controllers[1].RC.AllowMassStop = s.Controllers[1].RC.Generation
 		}, true, []string{"web-r1"}},
+		"of a former revision, and the one in effect has no pod too many": {func(s *record.Service) {
+			tripped(&s.Controllers[0], 20)
+			s.Controllers[1].Status = &rc.Status{Placed: s.Controllers[1].RC.Desired()}
+		}, true, []string{"web-r1", "web-r2"}},
 		"of a former revision, not asked for": {func(s *record.Service) { tripped(&s.Controllers[0], 20) }, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
