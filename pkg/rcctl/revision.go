@@ -7,6 +7,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
 // serviceOf reads the service that a controller is a revision of. It returns nil where the controller belongs to none, or
@@ -69,5 +70,8 @@ func (cur *current) refuseOld(besides string) error {
 
 func (cur *current) refuse(instead string) error {
 	of := cur.rc.Service
+	if r := cur.service.Rollout; r != nil && (r.State == rollout.RollingBack || r.Resume == rollout.RollingBack) {
+		instead = "its rollout is rolling back; wait until that has ended: rcctl rollout status " + of.Name + " -w"
+	}
 	return refusedf("rc %s is revision %d of service %s; %s; nothing was written", cur.rc.Name, of.Revision, of.Name, instead)
 }

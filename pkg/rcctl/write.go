@@ -201,19 +201,26 @@ func isCorrupt(err error) bool {
 	return is
 }
 
-// writeTo changes the controller with an id. Of what there is, compute is told the record and its service.
-func (s *conn) writeTo(ctx context.Context, id string, compute func(current) (change, error)) (change, error) {
+// writeRC changes the controller with an id. compute is told its record.
+func (s *conn) writeRC(ctx context.Context, id string, compute func(context.Context, rc.RC) (change, error)) (change, error) {
 	return s.write(ctx, func(ctx context.Context) (change, uint64, error) {
 		rec, err := s.RCs.Get(ctx, store.Consistent, id)
 		if err != nil {
 			return change{}, 0, fmt.Errorf("read rc %s: %w", id, err)
 		}
-		svc, err := s.serviceOf(ctx, &rec.Value)
-		if err != nil {
-			return change{}, 0, err
-		}
-		c, err := compute(current{rc: &rec.Value, service: svc})
+		c, err := compute(ctx, rec.Value)
 		return c, rec.Index, err
+	})
+}
+
+// writeTo is writeRC for changes that a service has a say in: compute is told the service, too.
+func (s *conn) writeTo(ctx context.Context, id string, compute func(current) (change, error)) (change, error) {
+	return s.writeRC(ctx, id, func(ctx context.Context, r rc.RC) (change, error) {
+		svc, err := s.serviceOf(ctx, &r)
+		if err != nil {
+			return change{}, err
+		}
+		return compute(current{rc: &r, service: svc})
 	})
 }
 

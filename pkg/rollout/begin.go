@@ -57,7 +57,7 @@ func begin(s Start, running *Record) (Started, error) {
 	if err != nil {
 		return Started{}, err
 	}
-	if kind != BlueGreenStrategy && kind != InPlaceStrategy && update.Min > 0 {
+	if kind != BlueGreenStrategy && kind != InPlaceStrategy && n > 0 {
 		update.Keep = max(0, s.serving(effect)-n)
 	}
 	rec := Record{
@@ -109,12 +109,18 @@ func (s *Start) oneUnit() error {
 	return nil
 }
 
-// serving returns how many pods the revision in effect asks for.
+// serving returns how many pods the revision in effect asks for and has. Those of a revision that was given up are not among them: they
+// go first.
 func (s *Start) serving(effect int64) int {
 	for _, o := range s.Old {
-		if o.RC.DeletedAt == nil && revisionOf(o.RC) == effect && inService(&o.RC) {
-			return o.RC.Desired()
+		if o.RC.DeletedAt != nil || revisionOf(o.RC) != effect || !inService(&o.RC) {
+			continue
 		}
+		n := o.RC.Desired()
+		if o.Status != nil {
+			n = min(n, o.Status.Placed)
+		}
+		return n
 	}
 	return 0
 }
@@ -341,6 +347,9 @@ func Rescale(running Record, groups []rc.ReplicaGroup, obs Observed, by string) 
 	update, err := running.Knobs.resolve(running.Strategy, total(next), old, true)
 	if err != nil {
 		return Started{}, err
+	}
+	if had := running.Total() + running.Update.Keep; running.Update.Keep > 0 {
+		update.Keep = max(0, had-total(next))
 	}
 	w.Record.Groups, w.Record.Update = next, update
 	w.strategy().Rescale(w)

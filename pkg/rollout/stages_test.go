@@ -251,6 +251,7 @@ func TestALowerCountWaitsForTheNewVersion(t *testing.T) {
 		"resourceutil": {rollout.Knobs{Order: rollout.StopFirst}, 1},
 		"canary":       {rollout.Knobs{Canary: &rollout.Canary{Pods: 1}}, 0},
 		"larger step":  {rollout.Knobs{Step: amount(2), MaxSurge: amount(1)}, 0},
+		"no surge":     {rollout.Knobs{MaxSurge: amount(0), MaxUnavailable: amount(1)}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := traced(t)

@@ -88,8 +88,7 @@ func (r rolling) planTo(w *Work, limit int) bool {
 	for _, m := range downs {
 		old += m.takes()
 	}
-	u.Keep = min(u.Keep, max(0, has+old-n)) // what has gone is not made up for
-	if has >= u.Min {
+	if up.serving() >= max(1, u.Min) {
 		u.Keep = 0 // the new revision has the minimum by itself
 	}
 	most := n + u.Keep + u.Surge
@@ -107,12 +106,14 @@ func (r rolling) planTo(w *Work, limit int) bool {
 		more = within0(limit, has+min(grow, most-has-less), has)
 	} else {
 		more = within0(limit, has+min(grow, most-has-w.staying()-old), has)
-		if less = min(old, max(0, n-more)); more < u.Min {
+		if less = min(old, max(0, n-more)); more < max(1, u.Min) {
 			less = min(old, max(0, n+u.Keep-more))
 		}
 	}
 	if more <= min(has, n) && less == old {
-		less = max(0, old-w.makeRoom(downs, grow, limit > has))
+		spare, idle := w.makeRoom(downs, grow, limit > has)
+		less = max(0, old-spare-idle)
+		u.Keep = max(0, u.Keep-idle) // they have no room that another could have
 	}
 	if more == up.desired() && less == old && !(old == 0 && more == n) {
 		return false
@@ -134,26 +135,26 @@ func (w *Work) staying() int {
 	return n
 }
 
-// makeRoom returns how many old pods go although nothing new can be added before: first those that do not serve, else as many as the minimum spares. Pods
-// beyond the count of a revision are on their way out already, and are waited for.
-func (w *Work) makeRoom(downs []*Member, grow int, wanted bool) int {
-	idle, serving := 0, 0
+// makeRoom returns how many old pods go although nothing new can be added before: those that do not serve or, where there are none, as
+// many as the minimum spares. Pods beyond the count of a revision are on their way out already, and are waited for.
+func (w *Work) makeRoom(downs []*Member, grow int, wanted bool) (spare, idle int) {
+	serving := 0
 	for _, m := range w.Members {
 		if m.raw == nil || m.Direction == Down && m.living() > m.desired() {
-			return 0
+			return 0, 0
 		}
 		serving += m.serving()
 	}
 	for _, m := range downs {
 		idle += m.idle()
 	}
-	if !wanted {
-		return 0
+	switch {
+	case !wanted:
+		return 0, 0
+	case idle > 0:
+		return 0, idle
 	}
-	if idle > 0 {
-		return idle
-	}
-	return max(0, min(grow, serving-w.Record.Update.Min))
+	return max(0, min(grow, serving-w.Record.Update.Min)), 0
 }
 
 // stageSize returns how many of n pods a stage moves. The gauge is what the old revisions have together, with the percent that is theirs now.
@@ -298,12 +299,13 @@ func (rolling) Rescale(w *Work) {
 	}
 	base.Before = fit(base.Before, w.Record.Groups, n)
 	base.final(n)
+	all := n + w.Record.Update.Keep
 	for _, m := range downs {
 		have := m.desired()
 		if m == base && !base.Abandoned {
-			have = max(0, min(n, have+n-has-old))
+			have = max(0, min(all, have+all-has-old))
 		}
-		have = min(have, max(0, n-has))
+		have = min(have, max(0, all-has))
 		m.Target, m.Bounds = &have, nil
 		m.setCount(have, m.Before)
 	}
@@ -328,6 +330,7 @@ func fit(before, groups []rc.ReplicaGroup, n int) []rc.ReplicaGroup {
 
 // Finish implements Strategy.
 func (rolling) Finish(w *Work) {
+	w.Record.Update.Keep = 0
 	for _, m := range w.In(Down) {
 		w.retire(m)
 	}

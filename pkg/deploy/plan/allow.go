@@ -34,8 +34,8 @@ func (p *planner) allowances() []Operation {
 		r.AllowMassStop = r.Generation
 		p.draft.Change = append(p.draft.Change, r)
 		names = append(names, r.Name)
-		if c.Status != nil && c.Status.Placed > r.Desired() && !r.EachNode() {
-			text := "stop " + field.Count(c.Status.Placed-r.Desired(), "pod") + " of " + r.Name
+		if c.Status != nil && c.Status.Placed > r.Asks() && !r.EachNode() {
+			text := "stop " + field.Count(c.Status.Placed-r.Asks(), "pod") + " of " + r.Name
 			stops = append(stops, &step{sign: Removed, text: text, forecast: true}) // the farms wait for farm resume, nobody for them
 		}
 	}

@@ -373,7 +373,7 @@ func summary(started *rollout.Started) string {
 		what = fmt.Sprintf("%d of %s", ip.Counted(r.Groups), field.Few(ip.Roles, 5, ", "))
 	}
 	text := fmt.Sprintf("%s in %s of up to %d", what, field.Count(r.Stages, "stage"), max(1, u.Step))
-	text += fmt.Sprintf(", at least %d available, at most %d more than %d", u.Min, u.Surge, r.Total())
+	text += fmt.Sprintf(", at least %d available, at most %d more than %d", u.Min, u.Surge, r.Total()+u.Keep)
 	if r.PreDeploy != nil {
 		text += ", after " + r.PreDeploy.Name + " has run"
 	}

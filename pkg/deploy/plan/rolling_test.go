@@ -492,7 +492,6 @@ func TestRefusedPlans(t *testing.T) {
 	}
 }
 
-// A paused rollout that goes forward takes other counts.
 // A plan that stops pods says how many of which controller, also where it only scales.
 func TestEveryStopIsInThePlan(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -555,6 +554,7 @@ func TestWrittenDefaultsChangeNothing(t *testing.T) {
 	}
 }
 
+// A paused rollout that goes forward takes other counts.
 func TestPausedRolloutIsRescaled(t *testing.T) {
 	c := &cluster{}
 	c.under(t, sample(t))

@@ -96,13 +96,17 @@ func (p *planner) room(c course) (warnings []string, err error) {
 		p.knobs.Kind(), field.Count(want, "pod"), room.Pods, nodesOf(room))
 }
 
-// roomFor is State.Room once what a replaced or aborted rollout has left is gone, as far as it is more than the service is to have: that goes before
-// anything comes.
+// roomFor is State.Room once what a replaced or aborted rollout has left is gone, as far as it is more than the service has or is to have:
+// that goes before anything comes. What only a lower number makes too many stays until the new pods serve.
 func (p *planner) roomFor(wanted int) Room {
 	after := *p.State
 	after.Taken = maps.Clone(p.State.Taken)
 	pods := map[string][]placed{} // by controller
-	more := -p.spec.Total()
+	total := p.spec.Total()
+	if p.current != nil && p.knobs.Kind() != rollout.BlueGreenStrategy {
+		total = max(total, p.current.RC.Desired())
+	}
+	more := -total
 	for _, name := range slices.Sorted(maps.Keys(p.State.Taken)) {
 		after.Taken[name] = p.State.Taken[name].Clone()
 		for _, key := range slices.Sorted(maps.Keys(p.State.Taken[name].Claims)) {

@@ -8,6 +8,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
 // What a rollout that is replaced has left makes room for what replaces it; pods that the service is to have do not.
@@ -100,6 +102,23 @@ func TestRoomByGroup(t *testing.T) {
 			if len(taken.Claims) > 0 {
 				t.Errorf("%s: what is taken on %s has changed", tt.name, name)
 			}
+		}
+	}
+}
+
+// A lower number of pods frees no room beforehand: the pods beyond it stay until the new ones serve.
+func TestALowerNumberFreesNoRoom(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t, `replicas=6`))
+	state := nodes(3, 3)
+	for i := range 6 {
+		id := pod.Identity{RCID: c.svc.Deployed.RC, Role: rc.DefaultRole, Index: i}
+		state.Taken[fmt.Sprint("n", i%2)].Claims[id.String()] = node.Claim{Pod: id}
+	}
+	for _, strategy := range []string{"", rollout.ResourceUtilStrategy} {
+		_, err := c.planOf(t, sample(t, `replicas=3`, newManifest), func(s *plan.RollingStrategy) { s.State, s.Override = state, strategy })
+		if full := err != nil && strings.Contains(err.Error(), "no-room"); full != (strategy == "") {
+			t.Errorf("strategy %q: %v", strategy, err)
 		}
 	}
 }

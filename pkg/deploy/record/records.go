@@ -151,7 +151,10 @@ func (s *Service) InEffect() Deployed {
 			continue
 		}
 		if c := s.Controller(e.RC); c != nil && c.HasPods() {
-			spec := *e.Spec.WithCounts(c.RC.ReplicaGroups)
+			spec := e.Spec
+			if !slices.ContainsFunc(s.Others(e.RC), func(o Controller) bool { return o.RC.Desired() > 0 }) { // else it went back half the way
+				spec = *spec.WithCounts(c.RC.ReplicaGroups)
+			}
 			return Deployed{ID: s.Deployed.ID, Service: e.Service, Revision: e.Revision, RC: e.RC, Spec: spec, By: e.By, At: e.At, Rollout: e.Rollout}
 		}
 	}

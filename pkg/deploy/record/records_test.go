@@ -60,6 +60,11 @@ func TestCountsInEffectAfterAFailedRollout(t *testing.T) {
 	if d := svc.InEffect(); d.Revision != 1 || d.Spec.Total() != 5 {
 		t.Errorf("revision %d with %d pods", d.Revision, d.Spec.Total())
 	}
+	// A way back that was given up leaves a part of the pods: that is no number that was asked for.
+	svc.Controllers = append(svc.Controllers, record.Controller{RC: rc.RC{ID: "u-2", ReplicaGroups: []rc.ReplicaGroup{group(rc.DefaultRole, 1)}}})
+	if d := svc.InEffect(); d.Revision != 1 || d.Spec.Total() != 3 {
+		t.Errorf("half the way back: revision %d with %d pods", d.Revision, d.Spec.Total())
+	}
 }
 
 // Of each artifact the newest digest counts, whichever service had it and in whatever order the entries are.
