@@ -77,15 +77,19 @@ while :; do sleep 0.01; done`))
 }
 
 func (b *bench) TestStopDuringBackoff() {
-	b.start(b.script("p", `echo $$ >> pid; exit 1`))
-	b.awaitPIDs(3)
+	const delay = 3 * time.Second // a stop on a busy machine is done before it ends
+	spec := b.script("p", `echo $$ >> pid; exit 1`)
+	spec.Restart = runtime.Restart{Min: delay, Max: delay}
+	b.start(spec)
+	b.await("p", "waiting for its next start", func(st runtime.Status) bool { return st.Phase == runtime.Backoff })
 	b.stop("p")
-	runs := len(b.pids("pid"))
 	b.wantStopped("1")
-	// Another process starting shows that the runtime has been at work since.
-	b.startReady(b.script("other", `: > ready; exec sleep 1000`))
-	if now := len(b.pids("pid")); now != runs {
-		b.Errorf("%d runs after the stop", now-runs)
+	// When another process has waited as long, the first one would have been started again.
+	other := b.script("other", `[ -e first ] && : > ready && exec sleep 1000; : > first; exit 1`)
+	other.Restart = spec.Restart
+	b.startReady(other)
+	if now := len(b.pids("pid")); now != 1 {
+		b.Errorf("%d runs after the stop", now-1)
 	}
 }
 
