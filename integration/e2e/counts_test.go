@@ -17,8 +17,8 @@ func (e *env) changes(w web, flags ...string) string {
 	return out
 }
 
-// rollbackKeepsCounts: going back to an earlier version leaves the number of pods as it is. A plan names what a lower number
-// stops, and where the lower number comes with a new version no old pod stops before a new one runs.
+// rollbackKeepsCounts: going back to an earlier version leaves the number of pods as it is. A plan names what a lower
+// number stops, and where the lower number comes with a new version no old pod stops before a new one runs.
 func rollbackKeepsCounts(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 2, version: "1", update: "step: 1"}
@@ -52,8 +52,8 @@ func rollbackKeepsCounts(e *env) {
 	e.runs(map[string]int{"3": 1})
 }
 
-// scaledInMidCourse: what was scaled while a rollout was under way is in effect after that rollout was taken back, and a plan
-// compares with it.
+// scaledInMidCourse: what was scaled while a rollout was under way is in effect after that rollout was taken back, and
+// a plan compares with it.
 func scaledInMidCourse(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 3, version: "1", update: "step: 1"}

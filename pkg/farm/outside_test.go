@@ -259,7 +259,7 @@ func TestAnOutsideSchedulersBooksFollow(t *testing.T) {
 	if on := c.running("web"); strings.Contains(fmt.Sprint(on), "n0") {
 		t.Errorf("the pods run on %v; n0 is in another rack", on)
 	}
-	// The reports of what was removed may still be on their way. A farm that asks in each pass never gets there.
+	// The nodes may still send reports of the removed pods, so one pass may ask. A farm that asks in each pass fails.
 	asked := func() int { return k.count("books") + k.count("allocate") + k.count("deallocate") }
 	consultest.Eventually(t, soon, func() error {
 		before := asked()

@@ -8,8 +8,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// WithDefaults returns the manifest with the defaults written out that are the same on all nodes. Manifests that are equal with them make
-// the same processes. It is for comparing: what is stored and signed has no defaults.
+// WithDefaults returns the manifest with the defaults written out that are the same on all nodes. Manifests that are
+// equal with them make the same processes. It is for comparing: what is stored and signed has no defaults.
 func (m *Manifest) WithDefaults() *Manifest {
 	out := field.Copy(*m)
 	ready := field.Duration(m.ReadyAfter())
@@ -42,7 +42,8 @@ func (m *Manifest) WithDefaults() *Manifest {
 	return &out
 }
 
-// Same reports whether two manifests make the same processes: they differ in nothing but in which defaults are written out.
+// Same reports whether two manifests make the same processes: they differ in nothing but in which defaults are written
+// out.
 func (m *Manifest) Same(other *Manifest) bool {
 	a, errA := m.WithDefaults().Canonical()
 	b, errB := other.WithDefaults().Canonical()

@@ -125,7 +125,8 @@ func runRollback(c *cli.Context, std *stdio) error {
 	})
 }
 
-// goingBackTo returns the document that going back to a revision deploys: the revision's, with the present counts unless --counts.
+// goingBackTo returns the document that going back to a revision deploys: the revision's, with the present counts
+// unless --counts.
 func goingBackTo(c *cli.Context, svc *record.Service, e *record.Entry) *record.ServiceSpec {
 	if c.Bool("counts") {
 		return &e.Spec

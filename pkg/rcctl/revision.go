@@ -10,8 +10,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// serviceOf reads the service that a controller is a revision of. It returns nil where the controller belongs to none, or
-// where its service has no record any more: no command about that service could change it then.
+// serviceOf reads the service that a controller is a revision of. It returns nil where the controller belongs to none,
+// or where its service has no record any more: no command about that service could change it then.
 func (s *conn) serviceOf(ctx context.Context, r *rc.RC) (*record.Service, error) {
 	if r.Service == nil {
 		return nil, nil

@@ -109,8 +109,8 @@ func (s *Start) oneUnit() error {
 	return nil
 }
 
-// serving returns how many pods the revision in effect asks for and has. Those of a revision that was given up are not among them: they
-// go first.
+// serving returns how many pods the revision in effect asks for and has. Those of a revision that was given up are not
+// among them: they go first.
 func (s *Start) serving(effect int64) int {
 	for _, o := range s.Old {
 		if o.RC.DeletedAt != nil || revisionOf(o.RC) != effect || !inService(&o.RC) {
@@ -347,9 +347,6 @@ func Rescale(running Record, groups []rc.ReplicaGroup, obs Observed, by string) 
 	update, err := running.Knobs.resolve(running.Strategy, total(next), old, true)
 	if err != nil {
 		return Started{}, err
-	}
-	if had := running.Total() + running.Update.Keep; running.Update.Keep > 0 {
-		update.Keep = max(0, had-total(next))
 	}
 	w.Record.Groups, w.Record.Update = next, update
 	w.strategy().Rescale(w)

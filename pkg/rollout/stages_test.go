@@ -1,6 +1,7 @@
 package rollout_test
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"testing"
@@ -240,24 +241,27 @@ func TestStopFirstBindsTheOldRevisionAtOnce(t *testing.T) {
 	}
 }
 
-// A lower count that comes with a new version takes no pod before the new version has its minimum: until then an old pod goes only for a
-// new one.
+// A lower count that comes with a new version takes no pod before the new version has its minimum: until then an old
+// pod goes only for a new one.
 func TestALowerCountWaitsForTheNewVersion(t *testing.T) {
 	for name, tc := range map[string]struct {
 		knobs   rollout.Knobs
 		missing int
+		n       int // 0: 3
 	}{
-		"availability": {rollout.Knobs{}, 0},
-		"resourceutil": {rollout.Knobs{Order: rollout.StopFirst}, 1},
-		"canary":       {rollout.Knobs{Canary: &rollout.Canary{Pods: 1}}, 0},
-		"larger step":  {rollout.Knobs{Step: amount(2), MaxSurge: amount(1)}, 0},
-		"no surge":     {rollout.Knobs{MaxSurge: amount(0), MaxUnavailable: amount(1)}, 1},
+		"availability": {knobs: rollout.Knobs{}},
+		"resourceutil": {knobs: rollout.Knobs{Order: rollout.StopFirst}, missing: 1},
+		"to one":       {knobs: rollout.Knobs{Order: rollout.StopFirst}, missing: 1, n: 1},
+		"canary":       {knobs: rollout.Knobs{Canary: &rollout.Canary{Pods: 1}}},
+		"larger step":  {knobs: rollout.Knobs{Step: amount(2), MaxSurge: amount(1)}},
+		"no surge":     {knobs: rollout.Knobs{MaxSurge: amount(0), MaxUnavailable: amount(1)}, missing: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := traced(t)
 			w.old(1, 6)
-			w.must(t, w.deploy(tc.knobs, 2, 3))
-			least := w.record.Update.Min
+			n := cmp.Or(tc.n, 3)
+			w.must(t, w.deploy(tc.knobs, 2, n))
+			least := max(1, w.record.Update.Min)
 			for range 400 {
 				serve, remain := 0, 0
 				for _, p := range w.podsOf(rc.RevisionID(unit, 2)) {
@@ -282,7 +286,7 @@ func TestALowerCountWaitsForTheNewVersion(t *testing.T) {
 				w.round()
 			}
 			w.settles(t, rollout.Done)
-			w.has(t, map[string]int{rc.RevisionID(unit, 1): 0, rc.RevisionID(unit, 2): 3})
+			w.has(t, map[string]int{rc.RevisionID(unit, 1): 0, rc.RevisionID(unit, 2): n})
 		})
 	}
 }

@@ -135,8 +135,9 @@ func (w *Work) staying() int {
 	return n
 }
 
-// makeRoom returns how many old pods go although nothing new can be added before: those that do not serve or, where there are none, as
-// many as the minimum spares. Pods beyond the count of a revision are on their way out already, and are waited for.
+// makeRoom returns how many old pods go although nothing new can be added before: those that do not serve or, where
+// there are none, as many as the minimum spares. Pods beyond the count of a revision are on their way out already, and
+// are waited for.
 func (w *Work) makeRoom(downs []*Member, grow int, wanted bool) (spare, idle int) {
 	serving := 0
 	for _, m := range w.Members {
@@ -299,13 +300,12 @@ func (rolling) Rescale(w *Work) {
 	}
 	base.Before = fit(base.Before, w.Record.Groups, n)
 	base.final(n)
-	all := n + w.Record.Update.Keep
 	for _, m := range downs {
 		have := m.desired()
 		if m == base && !base.Abandoned {
-			have = max(0, min(all, have+all-has-old))
+			have = max(0, min(n, have+n-has-old))
 		}
-		have = min(have, max(0, all-has))
+		have = min(have, max(0, n-has))
 		m.Target, m.Bounds = &have, nil
 		m.setCount(have, m.Before)
 	}

@@ -240,8 +240,8 @@ func (s *Deployments) History(ctx context.Context, service string) ([]Rec[record
 	return recs, corrupt, err
 }
 
-// Histories reads what the revisions of all services were, in the order of their keys, and one *CorruptError for each that
-// cannot be read.
+// Histories reads what the revisions of all services were, in the order of their keys, and one *CorruptError for each
+// that cannot be read.
 func (s *Deployments) Histories(ctx context.Context) ([]Rec[record.Entry], []error, error) {
 	pairs, err := s.c.List(ctx, s.keys.Deployments.Key(), consul.Default)
 	if err != nil {

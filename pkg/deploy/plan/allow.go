@@ -36,7 +36,7 @@ func (p *planner) allowances() []Operation {
 		names = append(names, r.Name)
 		if c.Status != nil && c.Status.Placed > r.Asks() && !r.EachNode() {
 			text := "stop " + field.Count(c.Status.Placed-r.Asks(), "pod") + " of " + r.Name
-			stops = append(stops, &step{sign: Removed, text: text, forecast: true}) // the farms wait for farm resume, nobody for them
+			stops = append(stops, &step{sign: Removed, text: text, forecast: true}) // farms wait for farm resume
 		}
 	}
 	p.record(p.base.ID, p.base.Revision, &p.current.RC)

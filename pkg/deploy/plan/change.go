@@ -54,8 +54,8 @@ type SpecChange struct {
 	Fields []FieldChange `json:"fields"` // by their paths
 }
 
-// EvalSpecChange compares two resolved documents of one service. nil counts as empty. The order of maps, volumes and ports does not count,
-// nor does whether a default is written out.
+// EvalSpecChange compares two resolved documents of one service. nil counts as empty. The order of maps, volumes and
+// ports does not count, nor does whether a default is written out.
 func EvalSpecChange(current, updated *record.ServiceSpec) SpecChange {
 	before, after := leavesOf(current), leavesOf(updated)
 	if current != nil {
@@ -87,7 +87,8 @@ func withDefaults(s *record.ServiceSpec) *record.ServiceSpec {
 	return &out
 }
 
-// dropOnly drops the defaults of what is on one side only, such as those of a process that is new: the document says nothing of them.
+// dropOnly removes the defaults that one document alone has, because that document does not say them. A new process has
+// such defaults.
 func dropOnly(filled, plain, other map[string]Leaf) {
 	maps.DeleteFunc(filled, func(path string, _ Leaf) bool {
 		_, said := plain[path]

@@ -394,7 +394,8 @@ func (p *planner) pods(r *rc.RC) int {
 	}
 }
 
-// moves returns how many pods of a controller come and how many go where its groups change: one role's do not make up for another's.
+// moves returns how many pods of a controller come and how many go where its groups change: one role's do not make up
+// for another's.
 func moves(before, after []rc.ReplicaGroup) (more, less int) {
 	for role := range rolesOf(before, after) {
 		from, to := countOf(before, role), countOf(after, role)

@@ -530,7 +530,7 @@ func TestEveryStopIsInThePlan(t *testing.T) {
 	}
 }
 
-// Where only defaults are written out the stored manifest stays, whoever signed it, and nothing restarts.
+// A document that only writes defaults out keeps the stored manifest, with its signature, and restarts no pod.
 func TestWrittenDefaultsChangeNothing(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t))

@@ -96,8 +96,9 @@ func (p *planner) room(c course) (warnings []string, err error) {
 		p.knobs.Kind(), field.Count(want, "pod"), room.Pods, nodesOf(room))
 }
 
-// roomFor is State.Room once what a replaced or aborted rollout has left is gone, as far as it is more than the service has or is to have:
-// that goes before anything comes. What only a lower number makes too many stays until the new pods serve.
+// roomFor is State.Room after the first pods have gone. A replaced or aborted rollout may leave more pods than the
+// service has in effect and is to have: these go before a new pod comes. Pods that only a lower number makes too many
+// stay until the new pods serve.
 func (p *planner) roomFor(wanted int) Room {
 	after := *p.State
 	after.Taken = maps.Clone(p.State.Taken)

@@ -13,8 +13,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// Deployed is the record at deployments/<service>/spec: the document in effect, or on its way. By and At say who wrote it
-// last, and when: a change of numbers or knobs writes it again.
+// Deployed is the record at deployments/<service>/spec: the document in effect, or on its way. By and At say who wrote
+// it last, and when: a change of numbers or knobs writes it again.
 type Deployed struct {
 	ID       string      `json:"id"` // ULID of the service, with which the ids of its controllers begin; one that is made again after its deletion has another
 	Service  string      `json:"service"`
@@ -138,9 +138,10 @@ func (s *Service) Others(id string) []Controller {
 	return slices.DeleteFunc(slices.Clone(s.Controllers), func(c Controller) bool { return c.RC.ID == id || c.RC.DeletedAt != nil })
 }
 
-// InEffect returns the revision whose pods make the service: the one deployed last or, where its rollout failed, the newest that was done
-// before and has pods. While a rollout is under way it is the one that it goes to. After a failed rollout the counts are those that the
-// revision's controller asks for: somebody may have scaled the service while the rollout was under way.
+// InEffect returns the revision whose pods make the service: the one deployed last or, where its rollout failed, the
+// newest that was done before and has pods. While a rollout is under way it is the one that it goes to. After a failed
+// rollout the counts are those that the revision's controller asks for: somebody may have scaled the service while the
+// rollout was under way.
 func (s *Service) InEffect() Deployed {
 	last := s.Entry(s.Deployed.Revision)
 	if s.Rollout != nil || last == nil || last.Outcome != rollout.Failed {
@@ -166,8 +167,8 @@ func (s *Service) Entry(revision int64) *Entry {
 	return field.Find(s.History, func(e *Entry) bool { return e.Revision == revision })
 }
 
-// KnownDigests returns the digest of each artifact in the newest of the entries that have it, by the artifact's URL. The
-// entries may be of several services, in any order.
+// KnownDigests returns the digest of each artifact in the newest of the entries that have it, by the artifact's URL.
+// The entries may be of several services, in any order.
 func KnownDigests(entries []Entry) map[string]string {
 	oldestFirst := slices.SortedFunc(slices.Values(entries), func(a, b Entry) int {
 		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Service, b.Service), cmp.Compare(a.Revision, b.Revision))

@@ -44,7 +44,8 @@ func TestWithCounts(t *testing.T) {
 	}
 }
 
-// After a failed rollout the counts in effect are those that the controller asks for: the service may have been scaled meanwhile.
+// After a failed rollout the counts in effect are those that the controller asks for: the service may have been scaled
+// meanwhile.
 func TestCountsInEffectAfterAFailedRollout(t *testing.T) {
 	t.Parallel()
 	three := 3
@@ -67,7 +68,7 @@ func TestCountsInEffectAfterAFailedRollout(t *testing.T) {
 	}
 }
 
-// Of each artifact the newest digest counts, whichever service had it and in whatever order the entries are.
+// The newest digest of each artifact counts. Neither the service nor the order of the entries matters.
 func TestKnownDigests(t *testing.T) {
 	t.Parallel()
 	at := func(minutes int) time.Time { return time.Date(2026, 1, 2, 3, minutes, 0, 0, time.UTC) }

@@ -69,8 +69,8 @@ func (s *ServiceSpec) Groups() []rc.ReplicaGroup {
 	return slices.Clone(s.ReplicaGroups)
 }
 
-// WithCounts returns the document with the counts that other groups have, by role. A role that is not among them keeps its own, and so
-// does a document that has a pod on each node.
+// WithCounts returns the document with the counts that other groups have, by role. A role that is not among them keeps
+// its own, and so does a document that has a pod on each node.
 func (s *ServiceSpec) WithCounts(groups []rc.ReplicaGroup) *ServiceSpec {
 	out := *s
 	if s.Mode == rc.EachNode {
