@@ -576,7 +576,7 @@ func TestMinimumModelNeedsAll(t *testing.T) {
 	t.Parallel()
 	for v, from := range map[variant]uint64{
 		noCondition: 0, noCounters: 0, listedLate: 0, missingTaken: 0, missingIgnored: 0, realityIgnored: 0,
-		stopTrusted: 745_000, countersMerged: 64_000, keyMerged: 0, countersSet: 207_000, batchesAlone: 0, newestIgnored: 0,
+		stopTrusted: 1_325_000, countersMerged: 357_000, keyMerged: 0, countersSet: 819_000, batchesAlone: 0, newestIgnored: 0,
 	} {
 		t.Run(string(v), func(t *testing.T) {
 			t.Parallel()
