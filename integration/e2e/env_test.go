@@ -115,6 +115,8 @@ var scenarios = map[string]func(*env){
 	"pre-deploy-static":     preDeployStatic,
 	"hopeless":              hopeless,
 	"canary":                canary,
+	"canary-sick":           canarySick,
+	"rollback-waits":        rollbackWaits,
 	"blue-green":            blueGreen,
 	"in-place":              inPlace,
 	"gates":                 gates,

@@ -159,7 +159,7 @@ func (u *unit) rollSuffers(ctx context.Context, panicked *contain.Panic) {
 func (ps *reader) readRollout() {
 	s, record := ps.snapshot, &ps.Rollout.Value
 	if ps.tellsTrouble() == ps.id {
-		s.RolloutTrouble = roll.Trouble(&ps.Unit)
+		s.RolloutTrouble, s.RolloutStuck = roll.Trouble(&ps.Unit), record.Stuck
 	}
 	preDeploy := rc.IsPreDeploy(ps.id)
 	switch {

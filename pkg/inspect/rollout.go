@@ -35,7 +35,7 @@ func (v *RolloutView) Lines(now time.Time, columns, rows int) []string {
 	for _, r := range v.Revisions {
 		text = append(text, "  "+r.Line())
 	}
-	for _, reason := range []string{v.Reason, v.BlockedReason} {
+	for _, reason := range []string{v.Reason, v.BlockedReason, v.waits()} {
 		if reason != "" {
 			text = append(text, "  "+reason)
 		}
@@ -98,6 +98,9 @@ func NextOf(v *RolloutView) string {
 	case rollout.Paused:
 		return fmt.Sprintf("rcctl rollout resume %s, or rollback, or abort", v.Service)
 	case rollout.WaitingForPromote:
+		if v.Unfit {
+			return fmt.Sprintf("rcctl rollout rollback %s, or promote --force", v.Service)
+		}
 		return fmt.Sprintf("rcctl rollout promote %s, or rollback", v.Service)
 	default:
 		return ""
@@ -105,7 +108,8 @@ func NextOf(v *RolloutView) string {
 }
 
 // WhyNot says why a rollout cannot be asked for something now, "" if it can.
-func WhyNot(r *rollout.Record, verb rollout.Verb) string {
+func WhyNot(r *rollout.Record, q *rollout.Request) string {
+	verb := q.Verb
 	switch {
 	case r.State.Ended():
 		return "it has ended"
@@ -115,6 +119,8 @@ func WhyNot(r *rollout.Record, verb rollout.Verb) string {
 		return "it is not paused"
 	case verb == rollout.PromoteVerb && r.State != rollout.WaitingForPromote:
 		return "it does not wait for that"
+	case verb == rollout.PromoteVerb && r.Unfit() && !q.Force:
+		return unfit + "; roll back, or use --force to promote them all the same"
 	case verb == rollout.RollbackVerb && (r.State == rollout.RollingBack || r.Resume == rollout.RollingBack):
 		return "it is rolling back already"
 	default:
@@ -128,7 +134,9 @@ type RolloutView struct {
 	Service       string         `json:"service"`
 	State         rollout.State  `json:"state"`
 	Reason        string         `json:"reason"`
-	BlockedReason string         `json:"held"` // why nothing moves although it is not paused
+	BlockedReason string         `json:"held"`  // why nothing moves although it is not paused
+	Stuck         string         `json:"stuck"` // what it waits for although stage_timeout has passed
+	Unfit         bool           `json:"unfit"` // it waits for promote, and its new pods are not available any more
 	Strategy      string         `json:"strategy"`
 	Stage         int            `json:"stage"`
 	Stages        int            `json:"stages"`
@@ -170,13 +178,28 @@ func (r *RevisionView) Line() string {
 	return text
 }
 
+// waits says what a rollout waits for that should be there, "" for nothing.
+func (v *RolloutView) waits() string {
+	switch {
+	case v.Stuck != "":
+		return "it goes on waiting: " + v.Stuck
+	case v.Unfit:
+		return unfit + "; what happens after stage_timeout is on_timeout's business"
+	default:
+		return ""
+	}
+}
+
+// unfit is why a rollout that waits for promote should not be promoted.
+const unfit = "its new pods are not available any more"
+
 // Line sums a rollout up.
 func (v *RolloutView) Line() string {
 	text := fmt.Sprintf("%s: %s, stage %d of %d, %s", v.Service, v.State, v.Stage, v.Stages, v.Phase)
 	for i := range v.Revisions {
 		text += "; " + v.Revisions[i].Line()
 	}
-	for _, more := range append([]string{v.Reason, v.BlockedReason}, v.Failures...) {
+	for _, more := range append([]string{v.Reason, v.BlockedReason, v.waits()}, v.Failures...) {
 		if more != "" {
 			text += "; " + more
 		}
@@ -187,7 +210,7 @@ func (v *RolloutView) Line() string {
 // NewRolloutView is a rollout's record without what is known of its pods.
 func NewRolloutView(r *rollout.Record) *RolloutView {
 	v := &RolloutView{
-		ID: r.ID, Service: r.Service, State: r.State, Reason: r.Reason, BlockedReason: r.BlockedReason, Strategy: r.Strategy, Stage: r.Stage, Stages: max(r.Stages, r.Stage),
+		ID: r.ID, Service: r.Service, State: r.State, Reason: r.Reason, BlockedReason: r.BlockedReason, Stuck: r.Stuck, Unfit: r.Unfit(), Strategy: r.Strategy, Stage: r.Stage, Stages: max(r.Stages, r.Stage),
 		Phase: r.Phase, By: r.By, StartedAt: r.StartedAt, Revisions: []RevisionView{}, Failures: []string{},
 	}
 	if r.Request != nil {

@@ -118,8 +118,47 @@ func TestWhyNot(t *testing.T) {
 		{rollout.Paused, rollout.RollingBack, rollout.RollbackVerb, "it is rolling back already"},
 		{rollout.Paused, rollout.Progressing, rollout.AbortVerb, ""},
 	} {
-		if got := WhyNot(&rollout.Record{State: tt.state, Resume: tt.resume}, tt.verb); got != tt.want {
+		rec := &rollout.Record{State: tt.state, Resume: tt.resume, WaitingSince: &time.Time{}}
+		if got := WhyNot(rec, &rollout.Request{Verb: tt.verb}); got != tt.want {
 			t.Errorf("%s while %s: %q, want %q", tt.verb, tt.state, got, tt.want)
+		}
+	}
+}
+
+// New pods that are not available any more are shown, and not promoted but by force.
+func TestUnfitForPromotion(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		rec         rollout.Record
+		line, next  string
+		refusesWith string
+	}{
+		{rollout.Record{State: rollout.WaitingForPromote, WaitingSince: &time.Time{}}, "", "rcctl rollout promote web, or rollback", ""},
+		{
+			rollout.Record{State: rollout.WaitingForPromote}, "its new pods are not available any more",
+			"rcctl rollout rollback web, or promote --force", "its new pods are not available any more; roll back",
+		},
+		{
+			rollout.Record{State: rollout.WaitingForPromote, Stuck: "no progress for 2m0s: x"}, "it goes on waiting: no progress for 2m0s: x",
+			"rcctl rollout rollback web, or promote --force", "its new pods",
+		},
+		{rollout.Record{State: rollout.RollingBack, Stuck: "no room"}, "it goes on waiting: no room", "", "it does not wait for that"},
+	} {
+		tt.rec.Service = "web"
+		v := NewRolloutView(&tt.rec)
+		if shown := strings.Join(v.Lines(time.Now(), 0, 0), " ") + v.Line(); strings.Count(shown, tt.line) < 2 {
+			t.Errorf("%q shows no %q", shown, tt.line)
+		}
+		if next := NextOf(v); next != tt.next {
+			t.Errorf("next: %q, want %q", next, tt.next)
+		}
+		why := WhyNot(&tt.rec, &rollout.Request{Verb: rollout.PromoteVerb})
+		if !strings.HasPrefix(why, tt.refusesWith) || (why == "") != (tt.refusesWith == "") {
+			t.Errorf("%q, want %q", why, tt.refusesWith)
+		}
+		forced := WhyNot(&tt.rec, &rollout.Request{Verb: rollout.PromoteVerb, Force: true})
+		if (forced == "") != (tt.rec.State == rollout.WaitingForPromote) {
+			t.Errorf("forced: %q", forced)
 		}
 	}
 }

@@ -43,7 +43,7 @@ const (
 // Alarms are the conditions that name a controller's state when they are true, the worst first.
 var Alarms = [...]rc.ConditionType{
 	rc.Unreadable, rc.BreakerTripped, rc.CrashLooping, rc.Blocked, rc.SchedulerFailing, rc.InsufficientNodes, rc.NodeLost, rc.BooksDiffer, rc.Holding, rc.Regressed,
-	rc.WaitsForService, rc.AwaitsStop, rc.RolloutGone, rc.RolloutTrouble, rc.RequestVoid, rc.Misplaced,
+	rc.WaitsForService, rc.AwaitsStop, rc.RolloutGone, rc.RolloutStuck, rc.RolloutTrouble, rc.RequestVoid, rc.Misplaced,
 }
 
 // StateOf sums a controller up in one word: Deleting, Disabled, Unclaimed, Pending, the name of a condition that is

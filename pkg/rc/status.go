@@ -55,7 +55,7 @@ type ConditionType string
 // others. MaxReason is in bytes of JSON, and MaxStatusBytes is more than all of a status takes.
 const (
 	MaxReason      = 1000
-	MaxStatusBytes = 52 * 1024
+	MaxStatusBytes = 56 * 1024
 )
 
 // The conditions.
@@ -91,6 +91,9 @@ const (
 	// RolloutTrouble: the service's rollout has failed, rolls back or pauses by itself, or its record cannot be read.
 	// The oldest revision that stays says so.
 	RolloutTrouble ConditionType = "RolloutTrouble"
+	// RolloutStuck: the service's rollout, or its way back, waits although stage_timeout has passed. The oldest revision
+	// that stays says so.
+	RolloutStuck ConditionType = "RolloutStuck"
 	// AwaitsStop: an index of an ordered group is not placed, because nothing proves that its copy on a lost node has stopped.
 	AwaitsStop ConditionType = "AwaitsStop"
 	// RequestVoid: what an operator asked for was not carried out, because it was not so any more.
@@ -115,7 +118,7 @@ var AllConditions = []ConditionType{
 	SchedulerFailing,
 	WaitsForService, AwaitsStop,
 	RolloutGone,
-	RolloutTrouble,
+	RolloutTrouble, RolloutStuck,
 	RequestVoid,
 	Unclaimed,
 }

@@ -19,7 +19,9 @@ func rolloutCommand() *cli.Command {
 		rolloutListCommand(), rolloutStatusCommand(),
 		askCommand(rollout.PauseVerb, "halt a rollout where it is", "Counts stay as they are until it is resumed. Drains and the replacement of lost pods go on."),
 		askCommand(rollout.ResumeVerb, "let a paused rollout go on", ""),
-		askCommand(rollout.PromoteVerb, "let a canary, or the new pods of blue-green, take over", "It is refused while the rollout does not wait for it."),
+		askCommand(rollout.PromoteVerb, "let a canary, or the new pods of blue-green, take over",
+			"It is refused while the rollout does not wait for it, and while a new pod is not available.",
+			&cli.BoolFlag{Name: "force", Usage: "promote also where new pods are not available"}),
 		askCommand(rollout.AbortVerb, "end a rollout and leave all counts as they are",
 			"Pods of several revisions stay side by side. The next rcctl deploy takes them to one revision."),
 		askCommand(rollout.RollbackVerb, "take a rollout back", "The pods of the revision before come back, without canary, gates and delay."),
@@ -38,20 +40,22 @@ func rolloutColour(state string) colour {
 }
 
 // askRollout leaves a request in a rollout's record, and returns the rollout as it was.
-func askRollout(ctx context.Context, s *conn, service string, verb rollout.Verb) (r *rollout.Record, err error) {
+func askRollout(ctx context.Context, s *conn, service string, q rollout.Request) (r *rollout.Record, err error) {
+	verb := q.Verb
 	err = s.writing(ctx, 1, func(ctx context.Context, by string) error {
 		if r, err = s.rollout(ctx, service); err != nil {
 			return err
 		}
-		if why := inspect.WhyNot(r, verb); why != "" {
-			return refusedf("rollout of %s: %s, so that it cannot be asked to %s; it is %s, nothing was written", service, why, verb, r.State)
+		if why := inspect.WhyNot(r, &q); why != "" {
+			return refusedf("rollout of %s cannot be asked to %s, because %s; it is %s, nothing was written", service, verb, why, r.State)
 		}
 		rcID := ""
 		if up := r.Upward(); up != nil {
 			rcID = up.RC
 		}
+		q.By, q.At = by, time.Now().UTC()
 		err = s.Operator.AskRollout(ctx, store.RolloutAsk{
-			Service: service, ID: r.ID, Request: rollout.Request{Verb: verb, By: by, At: time.Now().UTC()},
+			Service: service, ID: r.ID, Request: q,
 			Audit: store.NewAudit(by, "rollout-"+string(verb), rcID, []string{fmt.Sprintf("service %s: rollout %s: %s", service, r.ID, verb)}),
 		})
 		switch {
@@ -83,16 +87,21 @@ func noRollout(ctx context.Context, s *conn, service string) error {
 }
 
 // askCommand is a command that asks the owner of a service for something about its rollout.
-func askCommand(verb rollout.Verb, usage, more string) *cli.Command {
+func askCommand(verb rollout.Verb, usage, more string, flags ...cli.Flag) *cli.Command {
 	if more != "" {
 		more += "\n"
 	}
+	args := "SERVICE"
+	for _, f := range flags {
+		args += " [--" + f.Names()[0] + "]"
+	}
 	return leaf(&cli.Command{
 		Name: string(verb), Usage: usage,
-		UsageText:   fmt.Sprintf("rcctl rollout %s SERVICE", verb),
+		UsageText:   fmt.Sprintf("rcctl rollout %s %s", verb, args),
 		Description: fmt.Sprintf("%sThe request is recorded; the farm that carries the rollout out acts on it.\n\nExamples:\n  rcctl rollout %s web\n  rcctl rollout status web -w", more, verb),
+		Flags:       flags,
 		Action: onConn(serviceName.only, func(c *cli.Context, std *stdio, s *conn, service string) error {
-			rec, err := askRollout(c.Context, s, service, verb)
+			rec, err := askRollout(c.Context, s, service, rollout.Request{Verb: verb, Force: c.Bool("force")})
 			if err != nil {
 				return err
 			}

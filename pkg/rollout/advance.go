@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -36,7 +37,7 @@ func (w stage) advance() bool {
 	case Progressing, RollingBack:
 		return phases[w.Record.Phase](w)
 	case WaitingForPromote:
-		return w.autoPromote()
+		return w.promotion()
 	default:
 		return false
 	}
@@ -44,7 +45,7 @@ func (w stage) advance() bool {
 
 // enter begins a phase.
 func (w stage) enter(p Phase) bool {
-	w.Record.Phase, w.Record.Gate, w.Record.WaitingSince, w.Record.ProgressAt = p, nil, nil, w.Now()
+	w.Record.Phase, w.Record.Gate, w.Record.WaitingSince, w.Record.ProgressAt, w.Record.Stuck = p, nil, nil, w.Now(), ""
 	return true
 }
 
@@ -98,8 +99,9 @@ func (w stage) planStage() bool {
 	if !w.strategy().Plan(w.Work) {
 		return w.timeout("there is no room for a stage: a pod has to go, or to become available, first")
 	}
+	stuck := w.Record.Stuck
 	w.enter(Moving)
-	w.Record.Progress = w.reached(w.In(Up), w.In(Down))
+	w.Record.Progress, w.Record.Stuck = w.reached(w.In(Up), w.In(Down)), stuck // until it gets further
 	return true
 }
 
@@ -174,6 +176,27 @@ func (w stage) awaitPromote() bool {
 		return w.nextStage()
 	}
 	return w.enter(next)
+}
+
+// promotion follows a rollout that waits for promote. New pods that are not available any more are a stage without
+// progress: stage_timeout counts from when the farm found them so, and auto_promote anew from when they are well again.
+func (w stage) promotion() bool {
+	r, unfit := w.Record, w.Upward().lacks()
+	if unfit == "" {
+		r.Stuck = ""
+		w.wait()
+		return w.autoPromote()
+	}
+	if r.WaitingSince != nil {
+		if w.Upward().Status == nil {
+			return false // it is not known how they are
+		}
+		r.WaitingSince, r.ProgressAt = nil, w.Now()
+	}
+	if err := w.hopeless(w.Upward()); err != nil {
+		return w.stageFailed(err.Error(), true)
+	}
+	return w.timeout(unfit)
 }
 
 func (w stage) autoPromote() bool {
@@ -270,35 +293,41 @@ func (w *Work) progress(up, down []*Member) {
 		w.look(left)
 		return
 	}
-	w.Record.Progress, w.Record.ProgressAt = n, w.Now()
+	w.Record.Progress, w.Record.ProgressAt, w.Record.Stuck = n, w.Now(), ""
 }
 
 // lacks says what the stage waits for.
 func (w *Work) lacks() string {
 	for _, m := range append(w.In(Up), w.In(Down)...) {
-		switch {
-		case m.Status == nil:
-			return fmt.Sprintf("the owner of %s has not reported", m.Name)
-		case m.Target == nil:
-		case m.Direction == Down:
-			if over := m.living() - *m.Target; over > 0 {
-				return fmt.Sprintf("%d pods of %s have yet to stop", over, m.Name)
-			}
-		case m.Ctrl.InPlace != nil && m.Status.UpdatedAvailable < *m.Target:
-			return fmt.Sprintf("%d of %d pods of %s run the new manifest and are available", m.Status.UpdatedAvailable, *m.Target, m.Name)
-		case m.up().Actual < *m.Target:
-			return fmt.Sprintf("%d of %d pods of %s are available", m.up().Actual, *m.Target, m.Name)
+		if why := m.lacks(); why != "" {
+			return why
 		}
 	}
 	return "pods have yet to stop"
 }
 
-// timeout fails the stage once it has made no progress for stage_timeout.
-func (w stage) timeout(why string) bool {
-	d := time.Duration(w.Record.Update.StageTimeout)
-	if d == 0 {
-		return false
+// lacks says what the stage waits for of one revision, "" for nothing.
+func (m *Member) lacks() string {
+	switch {
+	case m.Status == nil:
+		return fmt.Sprintf("the owner of %s has not reported", m.Name)
+	case m.Target == nil:
+	case m.Direction == Down:
+		if over := m.living() - *m.Target; over > 0 {
+			return fmt.Sprintf("%d pods of %s have yet to stop", over, m.Name)
+		}
+	case m.Ctrl.InPlace != nil && m.Status.UpdatedAvailable < *m.Target:
+		return fmt.Sprintf("%d of %d pods of %s run the new manifest and are available", m.Status.UpdatedAvailable, *m.Target, m.Name)
+	case m.up().Actual < *m.Target:
+		return fmt.Sprintf("%d of %d pods of %s are available", m.up().Actual, *m.Target, m.Name)
 	}
+	return ""
+}
+
+// timeout fails the stage once it has made no progress for stage_timeout. Without a stage_timeout it never fails, but the
+// record says after the default one what it waits for.
+func (w stage) timeout(why string) bool {
+	d := cmp.Or(time.Duration(w.Record.Update.StageTimeout), DefaultStageTimeout)
 	if left := w.left(d, w.Now().Sub(w.Record.ProgressAt)); left > 0 {
 		w.look(left)
 		return false
@@ -306,7 +335,8 @@ func (w stage) timeout(why string) bool {
 	return w.stageFailed(fmt.Sprintf("no progress for %s: %s", d, why), false)
 }
 
-// stageFailed does what on_timeout says. Waiting on is no answer to what waiting does not help, so that pauses. It reports whether another phase begins.
+// stageFailed does what on_timeout says. Where waiting does not help, "continue" pauses. A rollback never ends before it
+// is done: it waits, because the version that it takes away must not serve on. It reports whether another phase begins.
 func (w stage) stageFailed(reason string, final bool) bool {
 	r := w.Record
 	w.noteFailures()
@@ -318,23 +348,41 @@ func (w stage) stageFailed(reason string, final bool) bool {
 	reason = field.Cut(reason, rc.MaxReason)
 	switch {
 	case r.State == RollingBack:
-		w.end(Failed, r.Reason+"; rolling back failed: "+reason, 0)
-		return true
-	case r.Update.OnTimeout == OnTimeoutContinue && !final:
-		if r.Reason == "" {
-			w.alert("the rollout of %s goes on waiting: %s", r.Service, reason)
-			r.Reason = reason
-		}
+		r.Stuck = reason
+		return w.planAnew()
+	case !final && (r.Update.OnTimeout == OnTimeoutContinue || r.Update.StageTimeout == 0):
+		r.Stuck = reason
 		return false
 	case r.Update.OnTimeout == OnTimeoutRollback:
 		w.rollback(reason)
 		return true
 	default:
-		r.Resume, r.State, r.Reason = r.State, Paused, reason
+		w.pause(reason)
 		w.audit("rollout %s of %s is paused: %s", r.ID, r.Service, reason)
 		w.alert("the rollout of %s is paused: %s", r.Service, reason)
 		return false
 	}
+}
+
+// planAnew plans the stage of a way back again after its timeout, because what it was planned for may have changed: pods
+// were lost, or others stopped. In place the next stage has more pods, so that one stays as it is.
+func (w stage) planAnew() bool {
+	r := w.Record
+	if r.Phase != Moving || r.Strategy == InPlaceStrategy {
+		return false
+	}
+	r.Phase, r.ProgressAt = Planning, w.Now()
+	return true
+}
+
+// pause halts the rollout. What waited for promote does so again when it is resumed.
+func (w *Work) pause(reason string) {
+	r := w.Record
+	r.Resume = Progressing
+	if r.State == RollingBack {
+		r.Resume = RollingBack
+	}
+	r.State, r.Reason, r.WaitingSince, r.Stuck = Paused, reason, nil, ""
 }
 
 func (w *Work) noteFailures() {
@@ -363,14 +411,15 @@ func (w stage) rollback(reason string) {
 		w.end(Failed, reason+"; there is no revision to go back to", 0)
 		return
 	}
-	r.State, r.Resume, r.Reason = RollingBack, "", reason
+	r.State, r.Resume, r.Reason, r.Stuck = RollingBack, "", reason, ""
 	w.backTo()
 	w.audit("rollout %s of %s rolls back to %s: %s", r.ID, r.Service, w.Upward().Name, reason)
 	w.alert("the rollout of %s rolls back: %s", r.Service, reason)
 	w.nextStage()
 }
 
-// backTo makes what the old revision had the goal of the rollout, within the same bounds.
+// backTo makes what the old revision had the goal of the rollout, within the same bounds. Where pods stop before others
+// come and the old revision had no more than the minimum, one may be missing: else no pod could ever stop.
 func (w *Work) backTo() {
 	r, up := w.Record, w.Upward()
 	r.Groups = field.Copy(up.Before)
@@ -379,5 +428,10 @@ func (w *Work) backTo() {
 	}
 	n := r.Total()
 	up.final(n)
-	r.Update.Min, r.Update.Keep = min(r.Update.Min, n), 0
+	least := n
+	if r.Strategy == InPlaceStrategy || r.Update.Surge == 0 {
+		least = max(0, n-1)
+	}
+	r.Update.Min, r.Update.Keep = min(r.Update.Min, least), 0
+	r.Update.Unavailable = min(r.Update.Unavailable, n-r.Update.Min)
 }

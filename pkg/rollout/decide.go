@@ -88,16 +88,21 @@ func (w *Work) answer() {
 		w.end(Aborted, "aborted by "+q.By, 0)
 		return
 	case q.Verb == PauseVerb && (r.State == Progressing || r.State == RollingBack || r.State == WaitingForPromote):
-		r.Resume = Progressing
-		if r.State == RollingBack {
-			r.Resume = RollingBack
-		}
-		r.State, r.Reason, r.WaitingSince = Paused, "paused by "+q.By, nil
+		w.pause("paused by " + q.By)
 	case q.Verb == ResumeVerb && r.State == Paused:
 		r.State, r.Resume, r.Reason, r.ProgressAt, r.Gate = r.Resume, "", "", w.Now(), nil
 	case q.Verb == ResumeVerb && r.BlockedReason != "":
 		w.adopt()
 	case q.Verb == PromoteVerb && r.State == WaitingForPromote:
+		up := w.Upward()
+		if !q.Force && (up == nil || up.Status == nil) {
+			r.Request = q // until it is known how the new pods are
+			return
+		}
+		if why := up.lacks(); why != "" && !q.Force {
+			w.audit("rollout %s of %s: %s asked to promote it, which is refused: %s", r.ID, r.Service, q.By, why)
+			return
+		}
 		w.promote("promoted by " + q.By)
 	case q.Verb == RollbackVerb && w.unread() != "": // it may be that to go back to
 		w.audit("rollout %s of %s: %s asked to %s it, which cannot be while a controller cannot be read", r.ID, r.Service, q.By, q.Verb)
@@ -113,7 +118,7 @@ func (w *Work) answer() {
 
 func (w *Work) promote(why string) {
 	r := w.Record
-	r.State, r.Promoted, r.Reason, r.WaitingSince, r.ProgressAt = Progressing, true, why, nil, w.Now()
+	r.State, r.Promoted, r.Reason, r.WaitingSince, r.ProgressAt, r.Stuck = Progressing, true, why, nil, w.Now(), ""
 	r.Phase = Promoting
 }
 

@@ -75,11 +75,17 @@ func TestContinueWaitsOnAndSaysSoOnce(t *testing.T) {
 	w.run()
 	w.own(web2)
 	w.now = w.now.Add(time.Minute)
-	if d := w.run(); d.Alert == "" || d.Record.State != rollout.Progressing || !strings.Contains(d.Record.Reason, "no progress for 1m0s") {
+	if d := w.run(); d.Record.State != rollout.Progressing || !strings.Contains(d.Record.Stuck, "no progress for 1m0s") {
 		t.Errorf("%+v", d)
 	}
 	if d := w.run(); d.Alert != "" || d.Write {
 		t.Errorf("%+v", d)
+	}
+	w.own(web1)
+	w.nodes(1)
+	w.own(web2)
+	if d := w.run(); d.Record.Stuck != "" {
+		t.Errorf("it got further, and is called stuck: %q", d.Record.Stuck)
 	}
 	w.settles(t, rollout.Done)
 }
@@ -89,10 +95,18 @@ func TestWithoutATimeoutNothingFails(t *testing.T) {
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{StageTimeout: length(0)}, 2, 4))
 	w.run()
+	w.now = w.now.Add(rollout.DefaultStageTimeout - time.Second)
+	if d := w.run(); d.Write || d.Again != time.Second {
+		t.Errorf("%+v", d)
+	}
 	w.now = w.now.Add(1000 * time.Hour)
+	if d := w.run(); d.Record.State != rollout.Progressing || d.Record.Stuck == "" {
+		t.Errorf("%+v", d)
+	}
 	if d := w.run(); d.Write || d.Again != 0 {
 		t.Errorf("%+v", d)
 	}
+	w.settles(t, rollout.Done)
 }
 
 func TestRollbackRestoresCountsAndSaysWhy(t *testing.T) {

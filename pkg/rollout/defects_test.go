@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
@@ -65,7 +66,7 @@ func TestCanaryGetsAllOfItsPods(t *testing.T) {
 	w.old(1, 10)
 	w.must(t, w.deploy(rollout.Knobs{Canary: &rollout.Canary{Pods: 3}}, 2, 10))
 	w.settles(t, rollout.WaitingForPromote)
-	w.has(t, map[string]int{web1: 7, web2: 3})
+	w.has(t, map[string]int{web1: 10, web2: 3})
 	w.rescale(14)
 	for range 20 {
 		w.round()
@@ -73,7 +74,7 @@ func TestCanaryGetsAllOfItsPods(t *testing.T) {
 	if w.record.State != rollout.WaitingForPromote {
 		t.Error(w.record.State)
 	}
-	w.has(t, map[string]int{web1: 11, web2: 3}) // the old one takes the load
+	w.has(t, map[string]int{web1: 14, web2: 3}) // the old one takes the load
 	w.ask(rollout.PromoteVerb)
 	w.settles(t, rollout.Done)
 	w.has(t, map[string]int{web1: 0, web2: 14})
@@ -92,7 +93,8 @@ func TestStopFirstHasRoomOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestRollbackToWhatWasBrokenEnds(t *testing.T) {
+// A rollback that meets an obstacle waits for it to pass: what was taken back must not serve on.
+func TestRollbackWaits(t *testing.T) {
 	w := traced(t)
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 4))
@@ -105,10 +107,49 @@ func TestRollbackToWhatWasBrokenEnds(t *testing.T) {
 		p.lost = p.lost || !p.available
 	}
 	w.sick["d2"] = true
+	w.stuckGoingBack(t, "web-r1")
+	w.sick["d1"] = false
 	w.settles(t, rollout.Failed)
-	if d := w.ended; d.InEffect != 0 || !strings.Contains(d.Record.Reason, "rolling back failed") || d.Alert == "" {
+	if d := w.ended; d.InEffect != 1 || !strings.Contains(d.Record.Reason, "web-r1 has all pods again") {
 		t.Errorf("%+v", d)
 	}
+	w.has(t, map[string]int{web1: 4, web2: 0})
+}
+
+// stuckGoingBack lets the rollout go back until it says that it waits, and for a long time after that.
+func (w *world) stuckGoingBack(t *testing.T, want string) {
+	t.Helper()
+	for range 2000 {
+		w.calm = true
+		w.now = w.now.Add(time.Second)
+		for _, id := range w.ids() {
+			w.own(id)
+		}
+		w.nodes(0.7)
+		if d := w.run(); d.Ended {
+			t.Fatalf("the way back has ended: %+v", d.Record)
+		}
+	}
+	if w.record.State != rollout.RollingBack || !strings.Contains(w.record.Stuck, want) {
+		t.Fatalf("%s, stuck %q", w.record.State, w.record.Stuck)
+	}
+}
+
+// Where the old version had fewer pods than the minimum of the new one, and no pod may come beside them, the way back is
+// open all the same.
+func TestRollbackToFewerPodsWithoutASurge(t *testing.T) {
+	w := traced(t)
+	w.old(1, 4)
+	w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.ResourceUtilStrategy}, 2, 5))
+	for len(w.podsOf(web2)) < 2 {
+		w.round()
+	}
+	w.ask(rollout.RollbackVerb)
+	if u := w.record.Update; u.Min != 3 || u.Surge != 0 {
+		t.Errorf("%+v", u)
+	}
+	w.settles(t, rollout.Failed)
+	w.has(t, map[string]int{web1: 4, web2: 0})
 }
 
 func TestRetargetDeletesThePreDeployOfTheOther(t *testing.T) {
@@ -228,7 +269,7 @@ func TestInPlaceRollbackRestoresTheWholeController(t *testing.T) {
 	}
 }
 
-func TestInPlaceRollbackThatFailsEnds(t *testing.T) {
+func TestInPlaceRollbackWaits(t *testing.T) {
 	w := traced(t)
 	w.old(1, 6)
 	w.must(t, w.deployInPlace(rollout.Knobs{}, "d2", nil))
@@ -236,9 +277,11 @@ func TestInPlaceRollbackThatFailsEnds(t *testing.T) {
 		w.round()
 	}
 	w.sick["d1"], w.sick["d2"] = true, true
+	w.stuckGoingBack(t, "pods of web-r1 run the new manifest and are available")
+	w.sick["d1"] = false
 	w.settles(t, rollout.Failed)
-	if d := w.ended; d.InEffect != 0 || !strings.Contains(d.Record.Reason, "rolling back failed") {
-		t.Errorf("%+v", d)
+	if w.running("d1") != 6 {
+		t.Errorf("%+v", w.ended)
 	}
 }
 

@@ -117,12 +117,12 @@ func (InPlaceStep) Execute(_ *Work, up, _ []*Member) {
 }
 
 // Verify implements RolloutStep.
-func (InPlaceStep) Verify(_ *Work, up, _ []*Member) (bool, time.Duration, error) {
+func (InPlaceStep) Verify(w *Work, up, _ []*Member) (bool, time.Duration, error) {
 	for _, m := range up {
 		if m.ahead() {
 			return false, 0, nil
 		}
-		if err := m.hopeless(); err != nil {
+		if err := w.hopeless(m); err != nil {
 			return false, 0, err
 		}
 		if !m.allUpgraded(*m.Target) {

@@ -74,11 +74,12 @@ type Record struct {
 	Phase         Phase             `json:"phase"`
 	StartedAt     time.Time         `json:"started_at"`
 	StageSince    time.Time         `json:"stage_since"`
-	ProgressAt    time.Time         `json:"progress_at"`             // of the last progress; stage_timeout counts from here
-	Progress      int               `json:"progress"`                // the most that was reached in this stage, in pods
-	WaitingSince  *time.Time        `json:"waiting_since,omitempty"` // for promote, or in a phase that ends by time
-	BlockedReason string            `json:"held,omitempty"`          // why nothing moves although the rollout is not paused: breaker, another world
-	Gate          *Gate             `json:"gate,omitempty"`          // the webhook that is asked now
+	ProgressAt    time.Time         `json:"progress_at"`                     // of the last progress; stage_timeout counts from here
+	Progress      int               `json:"progress"`                        // the most that was reached in this stage, in pods
+	WaitingSince  *time.Time        `json:"waiting_since,omitempty"`         // for promote, or in a phase that ends by time
+	BlockedReason string            `json:"held,omitempty"`                  // why nothing moves although the rollout is not paused: breaker, another world
+	Stuck         string            `json:"stuck,omitempty" feature:"stuck"` // what the rollout waits for although stage_timeout has passed; a sentence, which people are alerted to
+	Gate          *Gate             `json:"gate,omitempty"`                  // the webhook that is asked now
 	SkipGates     bool              `json:"skip_gates,omitempty"`
 	PreDeploy     *PreDeploy        `json:"pre_deploy,omitempty"` // until it has ended
 	Promoted      bool              `json:"promoted,omitempty"`   // canary, blue-green: nothing waits for promote any more
@@ -133,9 +134,10 @@ const (
 
 // Request is what an operator asks for.
 type Request struct {
-	Verb Verb      `json:"verb"`
-	By   string    `json:"by"`
-	At   time.Time `json:"at"`
+	Verb  Verb      `json:"verb"`
+	By    string    `json:"by"`
+	At    time.Time `json:"at"`
+	Force bool      `json:"force,omitempty" feature:"stuck"` // promote also pods that are not available
 }
 
 // Failure is a pod that kept a stage from being reached.
@@ -168,6 +170,9 @@ func (r *Record) Upward() *Revision {
 	}
 	return nil
 }
+
+// Unfit reports whether the rollout waits for promote with pods that are not available any more.
+func (r *Record) Unfit() bool { return r.State == WaitingForPromote && r.WaitingSince == nil }
 
 // goesBack reports whether the old revision comes back, be it that the rollout is paused in that.
 func (r *Record) goesBack() bool {

@@ -150,6 +150,8 @@ func (w *world) push() {
 		w.ask(rollout.PromoteVerb)
 	case w.record.State == rollout.Paused, strings.Contains(w.record.BlockedReason, "as they were found"):
 		w.ask(rollout.ResumeVerb)
+	case w.record.State == rollout.RollingBack && w.record.Stuck != "": // stop what a controller of the time before left
+		w.pods = slices.DeleteFunc(w.pods, func(p *simPod) bool { return w.rcs[p.rc].ID == "" })
 	}
 }
 

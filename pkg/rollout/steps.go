@@ -71,9 +71,9 @@ func (s ScaleUpStep) Execute(w *Work, up, down []*Member) {
 }
 
 // Verify implements RolloutStep.
-func (ScaleUpStep) Verify(_ *Work, up, _ []*Member) (bool, time.Duration, error) {
+func (ScaleUpStep) Verify(w *Work, up, _ []*Member) (bool, time.Duration, error) {
 	for _, m := range up {
-		if err := m.hopeless(); err != nil {
+		if err := w.hopeless(m); err != nil {
 			return false, 0, err
 		}
 	}
@@ -125,9 +125,10 @@ func (ScaleDownStep) ModifyStatus(w *Work, up, down []*Member) { w.progress(up, 
 // caughtUp reports whether the controller was read with the counts that the stage asks for: a status of other counts says nothing about these.
 func (m *Member) caughtUp() bool { return m.read.Desired() == m.Ctrl.Desired() }
 
-// hopeless returns an error that names the pods of a revision for which waiting does not help, nil for none.
-func (m *Member) hopeless() error {
-	if m.Status == nil {
+// hopeless returns an error that names the pods of a revision for which waiting does not help, nil for none. On the way
+// back there are none: what it goes back to ran before, and it waits for as long as that takes.
+func (w *Work) hopeless(m *Member) error {
+	if m.Status == nil || w.Record.State == RollingBack {
 		return nil
 	}
 	var pods []string

@@ -109,9 +109,12 @@ func (r rolling) planTo(w *Work, limit int) bool {
 		if less = min(old, max(0, n-more)); more < max(1, u.Min) {
 			less = min(old, max(0, n+u.Keep-more))
 		}
+		if limit < n { // a canary comes beside the old pods as far as the surge allows
+			less = min(old, max(less, most-w.staying()-more))
+		}
 	}
 	if more <= min(has, n) && less == old {
-		spare, idle := w.makeRoom(downs, grow, limit > has)
+		spare, idle := w.makeRoom(downs, min(grow, max(0, limit-has)), limit > has)
 		less = max(0, old-spare-idle)
 		u.Keep = max(0, u.Keep-idle) // they have no room that another could have
 	}
@@ -291,13 +294,7 @@ func (rolling) Rescale(w *Work) {
 		return
 	}
 	base := downs[len(downs)-1]
-	has := up.desired()
-	switch {
-	case up.Standby:
-		has = 0 // it replaces nothing yet
-	case up.Target != nil:
-		has = *up.Target
-	}
+	has := w.replaced(up)
 	base.Before = fit(base.Before, w.Record.Groups, n)
 	base.final(n)
 	for _, m := range downs {
@@ -309,6 +306,22 @@ func (rolling) Rescale(w *Work) {
 		m.Target, m.Bounds = &have, nil
 		m.setCount(have, m.Before)
 	}
+}
+
+// replaced returns for how many pods of the service the new revision stands: a canary comes beside the others as far as
+// the surge allows, and what stands by replaces none.
+func (w *Work) replaced(up *Member) int {
+	n := up.desired()
+	if up.Target != nil {
+		n = *up.Target
+	}
+	switch {
+	case up.Standby:
+		return 0
+	case w.Record.Strategy == CanaryStrategy && !w.Record.Promoted:
+		return max(0, n-w.Record.Update.Surge)
+	}
+	return n
 }
 
 // fit returns groups with the roles of before and n pods: the new groups themselves where the roles are the same, else what is missing goes to the first.

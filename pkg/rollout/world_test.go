@@ -453,7 +453,11 @@ func (w *world) write(d rollout.Decision) {
 		w.violated("%v", err)
 	}
 	if next.State == rollout.RollingBack && w.total != next.Total() { // the old revision may have had other counts
-		w.least, w.most, w.total = min(w.least, next.Total()), w.most+next.Total()-w.total, next.Total()
+		w.most, w.total = w.most+next.Total()-w.total, next.Total()
+		w.least = min(w.least, next.Total())
+		if next.Update.Surge == 0 { // a pod stops before another one comes
+			w.least = min(w.least, max(0, next.Total()-1))
+		}
 	}
 	up := next.Upward()
 	if n, most := desired(w.rcs[up.RC]), next.Total(); next.Strategy != rollout.InPlaceStrategy && n > most {

@@ -111,7 +111,7 @@ func (t *Batches) CommitRollout(ctx context.Context, s *RolloutStep) (index uint
 		// time.
 		ops = append(append(ops, outcome...), consul.CheckIndex(key, was.Index), consul.Delete(key))
 	case s.Record != nil:
-		ops = append(ops, cas(key, s.Record, was.Index))
+		ops = append(ops, cas(key, allowed(t.guard, s.Record), was.Index))
 	default:
 		ops = append(ops, consul.CheckIndex(key, was.Index))
 	}

@@ -37,6 +37,7 @@ var Rules = []Rule{
 	{Type: "Unreadable"},
 	{Type: "BreakerTripped"},
 	{Type: rc.RolloutTrouble},
+	{Type: rc.RolloutStuck},
 	{Type: rc.NodeLost},
 	{Type: rc.BooksDiffer},
 	{Type: rc.CrashLooping}, // three ends are lasting enough

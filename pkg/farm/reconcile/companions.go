@@ -91,7 +91,7 @@ func limitsOf(s *Snapshot) limits {
 // what nodes have still to report.
 func (p *Plan) Unhampered() bool {
 	return !slices.ContainsFunc(p.Status.Conditions, func(cond rc.Condition) bool {
-		return cond.True && cond.Type != rc.Converged && cond.Type != rc.RolloutTrouble
+		return cond.True && cond.Type != rc.Converged && cond.Type != rc.RolloutTrouble && cond.Type != rc.RolloutStuck
 	})
 }
 

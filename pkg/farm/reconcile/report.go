@@ -146,6 +146,7 @@ func (c report) conditions(outdated, adopted, ended int, waitingFor *Pod) {
 		set(rc.RolloutGone, false, "")
 	}
 	set(rc.RolloutTrouble, s.RolloutTrouble != "", s.RolloutTrouble)
+	set(rc.RolloutStuck, s.RolloutStuck != "", s.RolloutStuck)
 	set(rc.BreakerTripped, c.withheld > 0, s.Breaker)
 	set(rc.Regressed, adopted > 0, fmt.Sprintf(
 		"%d pods were found running and stay as they are until the controller is changed", adopted))

@@ -201,11 +201,15 @@ func TestTroubleOfARollout(t *testing.T) {
 		t.Errorf("without trouble: %+v", calm.Status.Conditions)
 	}
 	s.RolloutTrouble = "it rolls back: " + strings.Repeat("x", rc.MaxReason)
+	s.RolloutStuck = "no room"
 	told := reconcile.Compute(s)
 	got := condition(&told.Status, rc.RolloutTrouble)
 	if !got.True || !got.Since.Equal(s.Now) || !strings.HasPrefix(got.Reason, "it rolls back: x") ||
 		len(got.Reason) > rc.MaxReason {
 		t.Errorf("%+v", got)
+	}
+	if c := condition(&told.Status, rc.RolloutStuck); !c.True || c.Reason != "no room" {
+		t.Errorf("%+v", c)
 	}
 	if !told.Unhampered() || !told.Status.Is(rc.Converged) || len(told.Changes) != len(calm.Changes) {
 		t.Errorf("it hampers: %+v, %+v", told.Status.Conditions, told.Changes)
@@ -214,10 +218,12 @@ func TestTroubleOfARollout(t *testing.T) {
 	if again := reconcile.Compute(s); !condition(&again.Status, rc.RolloutTrouble).Since.Equal(got.Since) {
 		t.Errorf("it began anew: %+v", again.Status.Conditions)
 	}
-	s.RolloutTrouble = ""
+	s.RolloutTrouble, s.RolloutStuck = "", ""
 	over := reconcile.Compute(s)
-	if c := condition(&over.Status, rc.RolloutTrouble); c.True || c.Reason != "" {
-		t.Errorf("it lasts: %+v", c)
+	for _, of := range []rc.ConditionType{rc.RolloutTrouble, rc.RolloutStuck} {
+		if c := condition(&over.Status, of); c.True || c.Reason != "" {
+			t.Errorf("it lasts: %+v", c)
+		}
 	}
 	s.RolloutTrouble, s.Breaker, s.RC.ReplicaGroups = "it has failed", "tripped", []rc.ReplicaGroup{{
 		Role:  "main",

@@ -55,9 +55,9 @@ type Snapshot struct {
 	Rollout string
 	// RolloutIdle: the rollout in charge is paused or waits for promote, so that pods may leave their nodes.
 	RolloutIdle bool
-	// RolloutTrouble is what people are to be alerted to about the rollout, "" for nothing. One controller of the
-	// service is told of it.
-	RolloutTrouble string
+	// RolloutTrouble is what people are to be alerted to about the rollout, and RolloutStuck what it waits for although
+	// its time is over; "" for nothing. One controller of the service is told of it.
+	RolloutTrouble, RolloutStuck string
 
 	lost    map[DeadNode]time.Time  // deaths of nodes whose machines were lost when they were looked at last, as the placements say, and since when
 	each    *eachNode               // of a controller with a pod on every matching node; nil: of another, or not yet counted

@@ -1,0 +1,92 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// canarySick: a canary runs beside all old pods. When it turns sick it is not promoted, and where it stays so its rollout
+// goes back after stage_timeout.
+func canarySick(e *env) {
+	e.site(2, 1)
+	w := web{replicas: 2, version: "1", update: "step: 1"}
+	e.deployed(w)
+	hung := filepath.Join(e.t.TempDir(), "hung")
+	w.version, w.env = "2", map[string]string{"HELLO_HUNG": hung}
+	w.update = "strategy: canary, canary: {pods: 1}, stage_timeout: 15s"
+	e.detached(w)
+	e.awaitState(rollout.WaitingForPromote)
+	both := map[string]int{"1": 2, "2": 1}
+	e.runs(both)
+
+	hang := func() {
+		if err := os.WriteFile(hung, nil, 0o600); err != nil {
+			e.t.Fatal(err)
+		}
+		e.awaitRollout("is sick", func(r *rollout.Record) bool { return r != nil && r.Unfit() })
+	}
+	hang()
+	out, err := e.tryRcctl("", "rollout", "promote", "web")
+	if err == nil || !strings.Contains(err.Error(), "exit status 4") || !strings.Contains(out, "its new pods are not available any more") {
+		e.t.Errorf("promote of what is sick: %v", err)
+	}
+	e.mustSay([]string{"its new pods are not available any more", "promote --force"}, "rollout", "status", "web")
+	if err := os.Remove(hung); err != nil {
+		e.t.Fatal(err)
+	}
+	e.awaitRollout("is well again", func(r *rollout.Record) bool { return r != nil && r.State == rollout.WaitingForPromote && !r.Unfit() })
+	e.runs(both)
+
+	hang()
+	e.awaitEnd()
+	e.runs(map[string]int{"1": 2})
+	e.mustSay([]string{"no progress for 15s: 0 of 1 pods of web-r2 are available"}, "history", "web")
+}
+
+// rollbackWaits: a way back that finds a port taken waits for it, says so and alerts, and ends when it is free.
+func rollbackWaits(e *env) {
+	const port = 21710
+	e.site(2, 1)
+	w := web{replicas: 2, version: "1", port: port, update: "order: stop-first, step: 1"}
+	e.deployed(w)
+	w.version, w.port, w.env = "2", 0, map[string]string{"HELLO_SICK": "1"}
+	w.update = "order: stop-first, step: 1, stage_timeout: 15s"
+	e.detached(w)
+	var taken net.Listener
+	e.within(limit, func() (err error) { // as soon as an old pod has stopped
+		for n := 1; n <= 2; n++ {
+			if taken, err = net.Listen("tcp", net.JoinHostPort(e.address(n), strconv.Itoa(port))); err == nil {
+				return nil
+			}
+		}
+		return err
+	})
+	e.t.Cleanup(func() { _ = taken.Close() })
+	r := e.awaitRollout("waits on its way back", func(r *rollout.Record) bool { return r != nil && r.State == rollout.RollingBack && r.Stuck != "" })
+	const why = "1 of 2 pods of web-r1 are available"
+	if !strings.Contains(r.Stuck, why) {
+		e.t.Errorf("it waits for %q", r.Stuck)
+	}
+	e.mustSay([]string{"it goes on waiting: no progress for 15s: " + why}, "rollout", "status", "web")
+	e.within(limit, func() error {
+		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, e.rcID("web-r1"))
+		if err == nil && !st.Value.Is(rc.RolloutStuck) {
+			err = fmt.Errorf("conditions %+v", st.Value.Conditions)
+		}
+		return err
+	})
+	if err := taken.Close(); err != nil {
+		e.t.Fatal(err)
+	}
+	e.awaitEnd()
+	e.runs(map[string]int{"1": 2})
+	e.mustSay([]string{"web-r1 has all pods again"}, "history", "web")
+}

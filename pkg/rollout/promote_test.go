@@ -1,0 +1,174 @@
+package rollout_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// What waits for promote, and why: the strategies that do, with the pods of the old and of the new revision.
+var promoted = map[string]struct {
+	knobs    rollout.Knobs
+	old, new int
+}{
+	rollout.CanaryStrategy:    {rollout.Knobs{Strategy: rollout.CanaryStrategy, Canary: &rollout.Canary{Pods: 1}}, 4, 1},
+	rollout.BlueGreenStrategy: {rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, 4, 4},
+}
+
+// waiting takes a rollout to where it waits for promote.
+func waiting(t *testing.T, strategy string, change func(*rollout.Knobs)) *world {
+	t.Helper()
+	w := traced(t)
+	w.old(1, 4)
+	k := promoted[strategy].knobs
+	k.StageTimeout = length(time.Minute)
+	if change != nil {
+		change(&k)
+	}
+	w.must(t, w.deploy(k, 2, 4))
+	w.settles(t, rollout.WaitingForPromote)
+	w.has(t, map[string]int{web1: promoted[strategy].old, web2: promoted[strategy].new})
+	return w
+}
+
+// sicken makes all pods of the new revision unavailable, or well again, and lets the farm see it.
+func (w *world) sicken(sick bool) rollout.Decision {
+	w.sick["d2"] = sick
+	w.nodes(1)
+	w.own(web1)
+	w.own(web2)
+	return w.run()
+}
+
+// after lets time pass in which nothing changes.
+func (w *world) after(d time.Duration) rollout.Decision {
+	w.now = w.now.Add(d)
+	return w.run()
+}
+
+// New pods that turn sick while a rollout waits for promote are a stage without progress.
+func TestSickWhileItWaitsForPromote(t *testing.T) {
+	for strategy := range promoted {
+		for on, want := range map[string]rollout.State{
+			"": rollout.RollingBack, rollout.OnTimeoutPause: rollout.Paused, rollout.OnTimeoutContinue: rollout.WaitingForPromote,
+		} {
+			w := waiting(t, strategy, func(k *rollout.Knobs) { k.OnTimeout = on })
+			w.after(time.Hour) // it is well for as long as nobody promotes
+			if w.record.State != rollout.WaitingForPromote || w.record.Unfit() {
+				t.Fatalf("%s %q: %+v", strategy, on, w.record)
+			}
+			if d := w.sicken(true); !d.Record.Unfit() || d.Record.ProgressAt != w.now || d.Again != time.Minute {
+				t.Errorf("%s %q: it is sick, and nothing says so: %+v", strategy, on, d)
+			}
+			if d := w.after(time.Minute - time.Second); d.Write || d.Again != time.Second {
+				t.Errorf("%s %q: %+v", strategy, on, d)
+			}
+			d := w.after(time.Second)
+			if d.Record.State != want {
+				t.Errorf("%s %q: %s, want %s", strategy, on, d.Record.State, want)
+			}
+			why := d.Record.Reason + d.Record.Stuck
+			if !strings.HasPrefix(why, "no progress for 1m0s: 0 of ") || !strings.Contains(why, "pods of web-r2 are available") {
+				t.Errorf("%s %q: %q", strategy, on, why)
+			}
+			if again := w.run(); again.Write {
+				t.Errorf("%s %q: the same once more changes something: %+v", strategy, on, again)
+			}
+			switch want {
+			case rollout.RollingBack:
+				w.settles(t, rollout.Failed)
+				w.has(t, map[string]int{web1: 4, web2: 0})
+			case rollout.Paused: // resumed, it waits for promote, and the time begins anew
+				w.ask(rollout.ResumeVerb)
+				if r := w.record; r.State != rollout.WaitingForPromote || !r.Unfit() || r.ProgressAt != w.now || r.Reason != "" {
+					t.Errorf("%s: resumed: %+v", strategy, r)
+				}
+			default:
+				if r := w.sicken(false).Record; r.Stuck != "" || r.Unfit() {
+					t.Errorf("%s: it is well again: %+v", strategy, r)
+				}
+			}
+		}
+	}
+}
+
+// auto_promote promotes what has been well for that long, and nothing that is sick.
+func TestAutoPromoteOfTheSick(t *testing.T) {
+	for strategy := range promoted {
+		w := waiting(t, strategy, func(k *rollout.Knobs) { k.AutoPromote = ptr(field.Duration(30 * time.Second)) })
+		w.after(20 * time.Second)
+		w.sicken(true)
+		if d := w.after(20 * time.Second); d.Record.Promoted {
+			t.Errorf("%s: what is sick was promoted", strategy)
+		}
+		w.sicken(false)
+		if d := w.after(29 * time.Second); d.Record.Promoted || d.Again != time.Second {
+			t.Errorf("%s: promoted %v, again after %s", strategy, d.Record.Promoted, d.Again)
+		}
+		if d := w.after(time.Second); !d.Record.Promoted || d.Record.Reason != "promoted after 30s" {
+			t.Errorf("%s: %+v", strategy, d.Record)
+		}
+	}
+}
+
+// The farm itself refuses to promote what is sick. Where it does not know, it answers once it does.
+func TestPromoteOfTheSick(t *testing.T) {
+	for strategy := range promoted {
+		w := waiting(t, strategy, nil)
+		w.sicken(true)
+		w.ask(rollout.PromoteVerb)
+		if r := w.record; r.Promoted || r.Request != nil || r.State != rollout.WaitingForPromote {
+			t.Errorf("%s: %+v", strategy, r)
+		}
+		w.record.Request = &rollout.Request{Verb: rollout.PromoteVerb, By: "bob", Force: true}
+		if d := w.run(); !d.Record.Promoted || d.Record.State != rollout.Progressing || d.Record.Stuck != "" {
+			t.Errorf("%s, forced: %+v", strategy, d.Record)
+		}
+
+		w = waiting(t, strategy, nil)
+		known := w.status[web2]
+		delete(w.status, web2)
+		w.ask(rollout.PromoteVerb)
+		if r := w.record; r.Promoted || r.Request == nil || r.Unfit() {
+			t.Errorf("%s, unknown: %+v", strategy, r)
+		}
+		w.status[web2] = known
+		if d := w.run(); !d.Record.Promoted || d.Record.Request != nil {
+			t.Errorf("%s, known again: %+v", strategy, d.Record)
+		}
+	}
+}
+
+func TestRefusedPromotionIsAudited(t *testing.T) {
+	w := waiting(t, rollout.CanaryStrategy, nil)
+	w.sicken(true)
+	w.record.Request = &rollout.Request{Verb: rollout.PromoteVerb, By: "bob"}
+	d := w.run()
+	want := "rollout R2 of web: bob asked to promote it, which is refused: 0 of 1 pods of web-r2 are available"
+	if len(d.Audit) != 1 || d.Audit[0] != want {
+		t.Errorf("%q", d.Audit)
+	}
+}
+
+// How the new pods are is not known: that is neither well nor sick.
+func TestUnknownWhileItWaitsForPromote(t *testing.T) {
+	w := waiting(t, rollout.CanaryStrategy, func(k *rollout.Knobs) { k.AutoPromote = ptr(field.Duration(time.Second)) })
+	delete(w.status, web2)
+	if d := w.after(time.Hour); d.Write || d.Again != 0 {
+		t.Errorf("%+v", d)
+	}
+}
+
+// A canary whose pods cannot come back fails at once, like those of a stage that moves.
+func TestHopelessCanary(t *testing.T) {
+	w := waiting(t, rollout.CanaryStrategy, nil)
+	p := w.podsOf(web2)[0]
+	p.available, p.hopeless = false, true
+	w.own(web2)
+	if d := w.run(); d.Record.State != rollout.RollingBack || !strings.HasPrefix(d.Record.Reason, "waiting does not help: web-r2.main.0") {
+		t.Errorf("%+v", d.Record)
+	}
+}
