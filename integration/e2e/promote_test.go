@@ -19,7 +19,7 @@ func canarySick(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 2, version: "1", update: "step: 1"}
 	e.deployed(w)
-	hung := filepath.Join(e.t.TempDir(), "hung")
+	hung := filepath.Join(e.dir, "hung")
 	w.version, w.env = "2", map[string]string{"HELLO_HUNG": hung}
 	w.update = "strategy: canary, canary: {pods: 1}, stage_timeout: 15s"
 	e.detached(w)
@@ -48,7 +48,7 @@ func canarySick(e *env) {
 	hang()
 	e.awaitEnd()
 	e.runs(map[string]int{"1": 2})
-	e.mustSay([]string{"no progress for 15s: 0 of 1 pods of web-r2 are available"}, "history", "web")
+	e.mustSay([]string{"no progress for 15s: 0 of 1 pods of web-r2 are available"}, "history", "web", "-o", "json")
 }
 
 // rollbackWaits: a way back that finds a port taken waits for it, says so and alerts, and ends when it is free.
@@ -88,5 +88,5 @@ func rollbackWaits(e *env) {
 	}
 	e.awaitEnd()
 	e.runs(map[string]int{"1": 2})
-	e.mustSay([]string{"web-r1 has all pods again"}, "history", "web")
+	e.mustSay([]string{"web-r1 has all pods again"}, "history", "web", "-o", "json")
 }
