@@ -27,6 +27,28 @@ func listed(names []string) scheduler.Preference {
 	return scheduler.Preference{Order: placement.InOrder(names)}
 }
 
+// A pool is empty when nothing is left of either part.
+func TestEmptyPool(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		preferred, rest, taken int
+		empty                  bool
+	}{
+		"nothing":         {0, 0, 0, true},
+		"preferred":       {2, 0, 1, false},
+		"rest":            {0, 2, 1, false},
+		"as many of both": {2, 2, 1, false},
+		"all were taken":  {2, 2, 2, true},
+	} {
+		pool := scheduler.Pool{Preferred: listed(names("own", tt.preferred)), Rest: listed(names("rest", tt.rest))}
+		pool.Preferred.Take(names("own", min(tt.taken, tt.preferred)))
+		pool.Rest.Take(names("rest", min(tt.taken, tt.rest)))
+		if got := pool.Empty(); got != tt.empty {
+			t.Errorf("%s: empty: %t", name, got)
+		}
+	}
+}
+
 // Passes keep off each other's nodes, and off those of other farms as far as they can.
 func TestLedgerKeepsPassesApart(t *testing.T) {
 	t.Parallel()
@@ -86,10 +108,11 @@ func TestLedgerWaits(t *testing.T) {
 		if len(first) < 3 {
 			t.Fatalf("took %v", first)
 		}
+		const write = 100 * time.Millisecond // writes of another pass may well take as long
 		started := time.Now()
-		time.AfterFunc(scheduler.NodesWait/2, func() { l.GiveBack(first[:3]) })
+		time.AfterFunc(write, func() { l.GiveBack(first[:3]) })
 		second, _ := l.Take(t.Context(), &scheduler.Pool{Preferred: listed(own)}, 3, true)
-		if waited := time.Since(started); waited != scheduler.NodesWait/2 || len(second) < 3 {
+		if waited := time.Since(started); waited != write || len(second) < 3 {
 			t.Errorf("took %v after %s", second, waited)
 		}
 		started = time.Now()
@@ -165,6 +188,7 @@ func TestLedgerTakesItsPart(t *testing.T) {
 	for name, tt := range map[string]struct {
 		nodes        int
 		busy, former []string // former had some, and gave them back
+		full         []string // which are not tried
 		pods         int
 		want         int
 		waited       time.Duration
@@ -180,6 +204,7 @@ func TestLedgerTakesItsPart(t *testing.T) {
 		"just enough is free":                {nodes: 20, busy: names("own", 17), pods: 3, want: 3},
 		"one too few is free":                {nodes: 20, busy: names("own", 18), pods: 3, want: 3, waited: scheduler.NodesWait},
 		"all are free, and still not enough": {nodes: 2, pods: 3, want: 2},
+		"nobody waits for full nodes":        {nodes: 20, busy: names("own", 3), full: names("own", 18), pods: 3, want: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -189,7 +214,9 @@ func TestLedgerTakesItsPart(t *testing.T) {
 				l.Reserve(tt.former)
 				l.GiveBack(tt.former)
 				started := time.Now()
-				some, _ := l.Take(t.Context(), &scheduler.Pool{Preferred: listed(names("own", tt.nodes))}, tt.pods, true)
+				from := &scheduler.Pool{Preferred: listed(names("own", tt.nodes))}
+				from.Preferred.Skip = func(name string) bool { return slices.Contains(tt.full, name) }
+				some, _ := l.Take(t.Context(), from, tt.pods, true)
 				if waited := time.Since(started); len(some) != tt.want || waited != tt.waited {
 					t.Errorf("took %d after %s, want %d after %s", len(some), waited, tt.want, tt.waited)
 				}

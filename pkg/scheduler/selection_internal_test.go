@@ -194,6 +194,20 @@ func TestSelectByVersion(t *testing.T) {
 	}
 }
 
+// A selector looks at all nodes once. From then on it goes by what has changed.
+func TestSelectGoesByChanges(t *testing.T) {
+	t.Parallel()
+	b := &ByLabel{Between: func(uint64, uint64) ([]NodeChange, bool) { return nil, true }}
+	for _, q := range []Query{
+		{Nodes: map[string]*node.View{"n1": {Alive: true, Node: node.Node{Name: "n1"}}}, Version: 1},
+		{Nodes: nil, Version: 2}, // nothing has changed, so nobody looks
+	} {
+		if got, err := b.Select(q); err != nil || len(got.Groups) != 1 || !slices.Equal(got.Groups[0].Rest, []string{"n1"}) {
+			t.Errorf("version %d: %+v, %v", q.Version, got, err)
+		}
+	}
+}
+
 // No more selectors are remembered than there is room for.
 func TestSelectForgets(t *testing.T) {
 	t.Parallel()

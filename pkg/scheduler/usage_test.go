@@ -74,3 +74,39 @@ func TestLoad(t *testing.T) {
 		t.Errorf("without limits: %d", got)
 	}
 }
+
+// A node has room to the last slot, byte and port. A static port of the range is no dynamic one any more.
+func TestUsageRefuses(t *testing.T) {
+	t.Parallel()
+	five, none := node.PortRange{Min: 100, Max: 104}, node.PortRange{Min: 0, Max: 200}
+	used := scheduler.Usage{Slots: 2, CPU: 400, Memory: 400, Ports: []int{80, 101}}
+	for name, tt := range map[string]struct {
+		given   node.PortRange
+		want    node.Claim
+		dynamic int
+		says    scheduler.Reason
+	}{
+		"all that is left":               {five, node.Claim{CPU: 600, Memory: 600}, 3, ""},
+		"more CPU":                       {five, node.Claim{CPU: 601}, 0, scheduler.Resources},
+		"more memory":                    {five, node.Claim{Memory: 601}, 0, scheduler.Resources},
+		"a port of a pod":                {five, node.Claim{Ports: []int{80}}, 0, scheduler.Ports},
+		"a port of the machine":          {five, node.Claim{Ports: []int{5000}}, 0, scheduler.Ports},
+		"more dynamic ports":             {five, node.Claim{}, 4, scheduler.Ports},
+		"a static port of the range":     {five, node.Claim{Ports: []int{104}}, 2, ""},
+		"one more than besides that":     {five, node.Claim{Ports: []int{104}}, 3, scheduler.Ports},
+		"a static port beside the range": {five, node.Claim{Ports: []int{105}}, 3, ""},
+		"no number in the range":         {none, node.Claim{}, 1, scheduler.Ports},
+		"no number, and none is wanted":  {none, node.Claim{}, 0, ""},
+	} {
+		v := &node.View{Node: node.Node{
+			Capacity: node.Capacity{Slots: 3, CPU: 1000, Memory: 1000}, PortRange: tt.given, PortsInUse: []int{100, 5000},
+		}}
+		if got := used.Refuses(v, tt.want, tt.dynamic); got != tt.says {
+			t.Errorf("%s: %q, want %q", name, got, tt.says)
+		}
+	}
+	full, v := scheduler.Usage{Slots: 3}, &node.View{Node: node.Node{Capacity: node.Capacity{Slots: 3}}}
+	if got := full.Refuses(v, node.Claim{}, 0); got != scheduler.Resources {
+		t.Errorf("without a slot left: %q", got)
+	}
+}
