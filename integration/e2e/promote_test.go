@@ -51,25 +51,38 @@ func canarySick(e *env) {
 	e.mustSay([]string{"no progress for 15s: 0 of 1 pods of web-r2 are available"}, "history", "web", "-o", "json")
 }
 
-// rollbackWaits: a way back that finds a port taken waits for it, says so and alerts, and ends when it is free.
+// rollbackWaits: a way back that finds a port taken waits for it, says so and alerts, and ends when it is free. The service
+// is scaled meanwhile, and so many pods of the former version run in the end.
 func rollbackWaits(e *env) {
 	const port = 21710
-	e.site(2, 1)
+	e.site(3, 1)
 	w := web{replicas: 2, version: "1", port: port, update: "order: stop-first, step: 1"}
 	e.deployed(w)
+	var taken []net.Listener
+	take := func() { // the port of a node without an old pod
+		e.within(limit, func() error {
+			var err error
+			for n := 1; n <= 3; n++ {
+				var l net.Listener
+				if l, err = net.Listen("tcp", net.JoinHostPort(e.address(n), strconv.Itoa(port))); err == nil {
+					taken = append(taken, l)
+					return nil
+				}
+			}
+			return err
+		})
+	}
+	release := func() {
+		for _, l := range taken {
+			_ = l.Close()
+		}
+	}
+	e.t.Cleanup(release)
+	take()
 	w.version, w.port, w.env = "2", 0, map[string]string{"HELLO_SICK": "1"}
 	w.update = "order: stop-first, step: 1, stage_timeout: 15s"
 	e.detached(w)
-	var taken net.Listener
-	e.within(limit, func() (err error) { // as soon as an old pod has stopped
-		for n := 1; n <= 2; n++ {
-			if taken, err = net.Listen("tcp", net.JoinHostPort(e.address(n), strconv.Itoa(port))); err == nil {
-				return nil
-			}
-		}
-		return err
-	})
-	e.t.Cleanup(func() { _ = taken.Close() })
+	take() // as soon as an old pod has stopped
 	r := e.awaitRollout("waits on its way back", func(r *rollout.Record) bool { return r != nil && r.State == rollout.RollingBack && r.Stuck != "" })
 	const why = "1 of 2 pods of web-r1 are available"
 	if !strings.Contains(r.Stuck, why) {
@@ -83,10 +96,9 @@ func rollbackWaits(e *env) {
 		}
 		return err
 	})
-	if err := taken.Close(); err != nil {
-		e.t.Fatal(err)
-	}
+	e.rcctl("", "scale", "web", "3", "--yes", "--detach")
+	release()
 	e.awaitEnd()
-	e.runs(map[string]int{"1": 2})
+	e.runs(map[string]int{"1": 3})
 	e.mustSay([]string{"web-r1 has all pods again"}, "history", "web", "-o", "json")
 }

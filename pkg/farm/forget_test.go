@@ -58,6 +58,9 @@ func TestANodeThatReturnsIsNotForgotten(t *testing.T) {
 		if err == nil && len(asked) > 0 {
 			err = fmt.Errorf("requests %+v", asked)
 		}
+		if err == nil && len(c.running("web")) != 1 {
+			err = errors.New("the node that is back does not run its pod yet")
+		}
 		return err
 	})
 	c.converged("web", 1)

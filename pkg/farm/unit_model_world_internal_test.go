@@ -375,8 +375,8 @@ func (o *simOwner) runs() {
 // unsettled says what is not yet as it should be.
 func (h *history) unsettled() string {
 	if rec := h.rollout(); rec.Index != 0 {
-		return fmt.Sprintf("the rollout is %s, stage %d, %s %q %q",
-			rec.Value.State, rec.Value.Stage, rec.Value.Phase, rec.Value.Reason, rec.Value.BlockedReason)
+		return fmt.Sprintf("the rollout is %s, stage %d, %s %q %q %q",
+			rec.Value.State, rec.Value.Stage, rec.Value.Phase, rec.Value.Reason, rec.Value.BlockedReason, rec.Value.Stuck)
 	}
 	pods := map[string]int{}
 	for _, p := range h.placements() {

@@ -157,8 +157,8 @@ func explainCases() map[string]struct {
 			"have no living preparer: dead.", "are drained or cordoned: cordoned, drained.", "rcctl node undrain", "no slot, CPU or memory left for it: full.",
 			"have its port taken by another pod: n1.",
 		}, "there is room"},
-		"waits for the service":   {func(s *Situation) { s.not(rc.WaitsForService, "1 replicas wait: x") }, []string{"It waits for the other revisions of its service: 1 replicas wait: x.", "Wait; if one of them holds"}, ""},
-		"the rollout is gone":     {func(s *Situation) { s.not(rc.RolloutGone, "2 of 3 x") }, []string{"Its upgrade in place has stopped midway: 2 of 3 x.", "Deploy the service again."}, ""},
+		"waits for the service": {func(s *Situation) { s.not(rc.WaitsForService, "1 replicas wait: x") }, []string{"It waits for the other revisions of its service: 1 replicas wait: x.", "Wait; if one of them holds"}, ""},
+		"the rollout is gone":   {func(s *Situation) { s.not(rc.RolloutGone, "2 of 3 x") }, []string{"Its upgrade in place has stopped midway: 2 of 3 x.", "Deploy the service again."}, ""},
 		"the rollout is stuck": {func(s *Situation) { s.not(rc.RolloutStuck, "x") }, []string{
 			"The rollout of its service waits for longer than its stage_timeout: x.", "Look at it: rcctl rollout status SERVICE. It goes on",
 		}, ""},

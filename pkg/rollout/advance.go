@@ -418,16 +418,22 @@ func (w stage) rollback(reason string) {
 	w.nextStage()
 }
 
-// backTo makes what the old revision had the goal of the rollout, within the same bounds. Where pods stop before others
-// come and the old revision had no more than the minimum, one may be missing: else no pod could ever stop.
+// backTo makes what the old revision had the goal of the rollout, within the same bounds.
 func (w *Work) backTo() {
 	r, up := w.Record, w.Upward()
 	r.Groups = field.Copy(up.Before)
 	if r.Strategy == InPlaceStrategy {
 		r.Groups = rc.Counts(up.Ctrl.ReplicaGroups)
 	}
+	up.final(r.Total())
+	w.narrow()
+}
+
+// narrow takes the bounds of the way forth over for the way back. Where pods stop before others come and the old revision
+// has no more than the minimum, one may be missing: else no pod could ever stop.
+func (w *Work) narrow() {
+	r := w.Record
 	n := r.Total()
-	up.final(n)
 	least := n
 	if r.Strategy == InPlaceStrategy || r.Update.Surge == 0 {
 		least = max(0, n-1)

@@ -217,7 +217,7 @@ func inEffect(s Start, running *Record) int64 {
 		return rev != 0 && slices.ContainsFunc(s.Old, func(o Seen) bool { return revisionOf(o.RC) == rev })
 	}
 	if running != nil {
-		back, base := running.goesBack(), int64(0)
+		back, base := running.GoesBack(), int64(0)
 		for _, v := range running.Revisions {
 			if v.Direction != Stay && !v.Abandoned && (v.Direction == Down || back || running.switched()) && given(v.Rev) {
 				base = v.Rev
@@ -349,6 +349,9 @@ func Rescale(running Record, groups []rc.ReplicaGroup, obs Observed, by string) 
 		return Started{}, err
 	}
 	w.Record.Groups, w.Record.Update = next, update
+	if running.GoesBack() {
+		w.narrow()
+	}
 	w.strategy().Rescale(w)
 	w.dress()
 	w.audit("rollout %s of %s now ends with %d replicas, by %s", running.ID, running.Service, total(next), by)

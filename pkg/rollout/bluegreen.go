@@ -68,7 +68,7 @@ func (s *Start) standsBy(r *rc.RC, kind string, effect int64) bool {
 // switched reports whether all nodes have registered the new pods of blue-green under the service's name: the old ones leave it, or have left it.
 func (r *Record) switched() bool {
 	up := r.Upward()
-	return r.Strategy == BlueGreenStrategy && !r.goesBack() && r.Phase != Joining && up != nil && !up.Standby
+	return r.Strategy == BlueGreenStrategy && !r.GoesBack() && r.Phase != Joining && up != nil && !up.Standby
 }
 
 // Next implements Strategy.
@@ -84,15 +84,6 @@ func (b blueGreen) Next(w *Work) Phase {
 	default:
 		return Joining
 	}
-}
-
-// Reverse implements Strategy. The old revision takes the name back before any new pod goes: its pods that stand by are no progress.
-func (b blueGreen) Reverse(w *Work) bool {
-	if !b.rolling.Reverse(w) {
-		return false
-	}
-	w.Upward().Standby = false
-	return true
 }
 
 // join takes the new revision into the service. Nothing restarts. It reports whether all nodes have confirmed it.

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
@@ -91,65 +90,6 @@ func TestStopFirstHasRoomOfItsOwn(t *testing.T) {
 		w.settles(t, rollout.Done)
 		w.has(t, map[string]int{web1: 0, web2: 20})
 	}
-}
-
-// A rollback that meets an obstacle waits for it to pass: what was taken back must not serve on.
-func TestRollbackWaits(t *testing.T) {
-	w := traced(t)
-	w.old(1, 4)
-	w.must(t, w.deploy(rollout.Knobs{}, 2, 4))
-	for range 5 {
-		w.round()
-	}
-	w.sick["d1"] = true
-	for _, p := range w.pods {
-		p.available = p.digest != "d1"
-		p.lost = p.lost || !p.available
-	}
-	w.sick["d2"] = true
-	w.stuckGoingBack(t, "web-r1")
-	w.sick["d1"] = false
-	w.settles(t, rollout.Failed)
-	if d := w.ended; d.InEffect != 1 || !strings.Contains(d.Record.Reason, "web-r1 has all pods again") {
-		t.Errorf("%+v", d)
-	}
-	w.has(t, map[string]int{web1: 4, web2: 0})
-}
-
-// stuckGoingBack lets the rollout go back until it says that it waits, and for a long time after that.
-func (w *world) stuckGoingBack(t *testing.T, want string) {
-	t.Helper()
-	for range 2000 {
-		w.calm = true
-		w.now = w.now.Add(time.Second)
-		for _, id := range w.ids() {
-			w.own(id)
-		}
-		w.nodes(0.7)
-		if d := w.run(); d.Ended {
-			t.Fatalf("the way back has ended: %+v", d.Record)
-		}
-	}
-	if w.record.State != rollout.RollingBack || !strings.Contains(w.record.Stuck, want) {
-		t.Fatalf("%s, stuck %q", w.record.State, w.record.Stuck)
-	}
-}
-
-// Where the old version had fewer pods than the minimum of the new one, and no pod may come beside them, the way back is
-// open all the same.
-func TestRollbackToFewerPodsWithoutASurge(t *testing.T) {
-	w := traced(t)
-	w.old(1, 4)
-	w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.ResourceUtilStrategy}, 2, 5))
-	for len(w.podsOf(web2)) < 2 {
-		w.round()
-	}
-	w.ask(rollout.RollbackVerb)
-	if u := w.record.Update; u.Min != 3 || u.Surge != 0 {
-		t.Errorf("%+v", u)
-	}
-	w.settles(t, rollout.Failed)
-	w.has(t, map[string]int{web1: 4, web2: 0})
 }
 
 func TestRetargetDeletesThePreDeployOfTheOther(t *testing.T) {
@@ -266,22 +206,6 @@ func TestInPlaceRollbackRestoresTheWholeController(t *testing.T) {
 	after := w.rcs[web1]
 	if after.NodeSelector != "" || after.MinAvailable != nil || after.Desired() != 6 || after.Labels != nil || after.ManifestDigest != before.ManifestDigest || after.InPlace != nil {
 		t.Errorf("%+v", after)
-	}
-}
-
-func TestInPlaceRollbackWaits(t *testing.T) {
-	w := traced(t)
-	w.old(1, 6)
-	w.must(t, w.deployInPlace(rollout.Knobs{}, "d2", nil))
-	for w.running("d2") < 2 {
-		w.round()
-	}
-	w.sick["d1"], w.sick["d2"] = true, true
-	w.stuckGoingBack(t, "pods of web-r1 run the new manifest and are available")
-	w.sick["d1"] = false
-	w.settles(t, rollout.Failed)
-	if w.running("d1") != 6 {
-		t.Errorf("%+v", w.ended)
 	}
 }
 

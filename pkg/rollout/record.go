@@ -174,8 +174,8 @@ func (r *Record) Upward() *Revision {
 // Unfit reports whether the rollout waits for promote with pods that are not available any more.
 func (r *Record) Unfit() bool { return r.State == WaitingForPromote && r.WaitingSince == nil }
 
-// goesBack reports whether the old revision comes back, be it that the rollout is paused in that.
-func (r *Record) goesBack() bool {
+// GoesBack reports whether the old revision comes back, be it that the rollout is paused in that.
+func (r *Record) GoesBack() bool {
 	return r.State == RollingBack || r.State == Paused && r.Resume == RollingBack
 }
 

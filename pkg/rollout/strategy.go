@@ -249,7 +249,8 @@ func (w *Work) final() bool {
 	return up != nil && up.Target != nil && *up.Target == w.Record.Total()
 }
 
-// Reverse implements Strategy. The revision to go back to is the newest that was not abandoned; revisions that stayed do not move.
+// Reverse implements Strategy. The revision to go back to is the newest that was not abandoned; revisions that stayed do
+// not move. It takes the service's name back before any other pod goes: its pods that stand by are no progress.
 func (rolling) Reverse(w *Work) bool {
 	var base *Member // one whose controller is gone cannot come back
 	for _, m := range w.Members {
@@ -261,7 +262,7 @@ func (rolling) Reverse(w *Work) bool {
 		return false
 	}
 	w.Upward().Abandoned, w.Upward().Direction = true, Down
-	base.Direction = Up
+	base.Direction, base.Standby = Up, false
 	for _, m := range w.Members {
 		m.Target, m.Bounds = nil, nil
 		if m.Direction == Down {
@@ -290,7 +291,11 @@ func (rolling) Rescale(w *Work) {
 	for _, m := range downs {
 		old += m.desired()
 	}
-	if len(downs) == 0 || w.Record.State == RollingBack {
+	if w.Record.GoesBack() {
+		up.Before = fit(up.Before, w.Record.Groups, n) // it is what another deployment would go back to
+		return
+	}
+	if len(downs) == 0 {
 		return
 	}
 	base := downs[len(downs)-1]

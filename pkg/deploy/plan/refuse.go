@@ -59,7 +59,7 @@ func (p *planner) refuseMidCourse(c course) error {
 		return nil
 	}
 	wait := "wait until that has ended: rcctl rollout status " + p.spec.Name + " -w"
-	if r.State == rollout.RollingBack || r.Resume == rollout.RollingBack {
+	if c == note && r.GoesBack() {
 		return p.refused(wait, "its rollout is rolling back")
 	}
 	for _, f := range p.change.Fields {

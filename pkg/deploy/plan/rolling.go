@@ -278,7 +278,7 @@ func (p *planner) operations(c course) ([]Operation, error) {
 	}
 	text := fmt.Sprintf("%s %s: %s", verb, started.Record.Strategy, summary(&started))
 	ops = append(ops, &step{sign: Changed, text: text, execute: p.draft.startRollout})
-	return append(ops, p.forecasts(c, &target, started.InPlace(), &p.draft.Deployed.Rollout)...), nil
+	return append(ops, p.forecasts(c, p.scaled(c, &target), started.InPlace(), &p.draft.Deployed.Rollout)...), nil
 }
 
 // changed returns a controller that is there as the document wants it.
@@ -341,13 +341,34 @@ func (p *planner) writes(c course, target *rc.RC) []Operation {
 	case first, recreate:
 		ops = append(ops, p.draft.createRC(target))
 	case rescale:
-		ops = append(ops, p.scales(target)...)
+		ops = append(ops, p.scales(p.scaled(c, target))...)
 	case update:
 		ops = append(ops, filling(Changed, "change controller "+target.Name, func() { p.draft.Change = append(p.draft.Change, *target) }))
 		ops = append(ops, p.scales(target)...)
 	default: // the rollout changes the controller, or nothing does
 	}
 	return ops
+}
+
+// moving returns the controller that grows to the new counts: while the rollout goes back that is an old one.
+func (p *planner) moving(c course) *record.Controller {
+	if c == rescale && p.svc.Rollout.GoesBack() {
+		if was := p.svc.Controller(p.svc.Rollout.Upward().RC); was != nil {
+			return was
+		}
+	}
+	return p.current
+}
+
+// scaled returns the controller that gets the counts of the target, which is another one while the rollout goes back.
+func (p *planner) scaled(c course, target *rc.RC) *rc.RC {
+	was := p.moving(c)
+	if was == p.current {
+		return target
+	}
+	r := was.RC
+	r.ReplicaGroups = r.WithCounts(target.ReplicaGroups)
+	return &r
 }
 
 // scales lists the roles whose counts change. Where the nodes say how many pods there are no count does.
@@ -433,10 +454,11 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 	total, had := p.pods(target), 0
 	more, less := total, 0
 	if c == rescale || c == inPlace || c == update {
-		had = p.pods(&p.current.RC)
+		was := &p.moving(c).RC
+		had = p.pods(was)
 		more, less = max(0, total-had), max(0, had-total)
-		if !target.EachNode() && !p.current.RC.EachNode() {
-			more, less = moves(p.current.RC.ReplicaGroups, target.ReplicaGroups)
+		if !target.EachNode() && !was.EachNode() {
+			more, less = moves(was.ReplicaGroups, target.ReplicaGroups)
 		}
 	}
 	if c == inPlace {

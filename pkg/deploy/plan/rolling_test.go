@@ -121,6 +121,22 @@ func (c *cluster) land(d *record.Draft) {
 	c.svc = &next
 }
 
+// turned is a service whose second rollout goes back to the first revision.
+func turned(t *testing.T, c *cluster) {
+	t.Helper()
+	c.deployed(t, sample(t))
+	c.under(t, sample(t, newManifest))
+	c.svc.Rollout.Request = &rollout.Request{Verb: rollout.RollbackVerb, By: "bob"}
+	seen := rollout.Observed{Now: when, Revisions: map[string]rollout.Seen{}}
+	for _, o := range c.svc.Controllers {
+		seen.Revisions[o.RC.ID] = rollout.Seen{RC: o.RC, Status: o.Status}
+	}
+	d := rollout.Decide(*c.svc.Rollout, seen)
+	if c.svc.Rollout = &d.Record; d.Record.State != rollout.RollingBack {
+		t.Fatalf("%+v", d.Record)
+	}
+}
+
 // planOf plans a document and returns the lines of the plan.
 func (c *cluster) planOf(t *testing.T, spec *record.ServiceSpec, change ...func(*plan.RollingStrategy)) (plan.Plan, error) {
 	t.Helper()
@@ -326,6 +342,17 @@ func TestPlans(t *testing.T) {
 		{"under way, other knobs", func(t *testing.T, c *cluster) { c.under(t, sample(t)) }, []string{`update.step=2`}, nil, []string{
 			"~ record the document of service web, revision 1",
 		}},
+		{"going back, more", turned, []string{newManifest, `replicas=5`}, nil, []string{
+			"~ scale main of controller web-r1 from 3 to 5", "~ redirect to other counts the rollout availability", "  + run 2 pods of web-r1",
+		}},
+		{"going back, fewer", turned, []string{newManifest, `replicas=1`}, nil, []string{
+			"~ scale main of controller web-r1 from 3 to 1", "~ redirect to other counts the rollout availability",
+			"  - stop 2 pods of web-r1", "  - remove 2 pods of web-r1",
+		}},
+		{"going back, another manifest", turned, []string{`pod.labels={"v": "3"}`}, nil, []string{
+			"+ create manifest  of pod web", "+ create controller web-r3", "~ replace the rollout under way by rollout availability", "  + run 3 pods of web-r3",
+			"  - stop 3 pods of web-r1", "  - remove 3 pods of web-r1", "  - delete controller web-r1 when it has no pods", "  - delete controller web-r2 when it has no pods",
+		}},
 		{"under way, another manifest", func(t *testing.T, c *cluster) { one(t, c); c.under(t, sample(t, newManifest)) }, []string{`pod.labels={"v": "3"}`}, nil, []string{
 			"+ create manifest  of pod web", "+ create controller web-r3", "~ replace the rollout under way by rollout availability", "  + run 3 pods of web-r3",
 			"  - stop 3 pods of web-r1", "  - remove 3 pods of web-r1", "  - delete controller web-r1 when it has no pods", "  - delete controller web-r2 when it has no pods",
@@ -435,8 +462,8 @@ func TestRefusedPlans(t *testing.T) {
 		},
 		{"recreate in place", one, []string{`update.strategy="in-place"`}, func(r *plan.RollingStrategy) { r.ForceRecreate = true }, "leave --recreate out"},
 		{
-			"rolling back", func(t *testing.T, c *cluster) { under(t, c); c.svc.Rollout.State = rollout.RollingBack },
-			[]string{`replicas=9`},
+			"other knobs while it rolls back", func(t *testing.T, c *cluster) { under(t, c); c.svc.Rollout.State = rollout.RollingBack },
+			[]string{`update.step=2`},
 			nil,
 			"its rollout is rolling back; wait until that has ended: rcctl rollout status web -w",
 		},
