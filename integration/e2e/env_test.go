@@ -116,6 +116,7 @@ var scenarios = map[string]func(*env){
 	"hopeless":              hopeless,
 	"canary":                canary,
 	"canary-sick":           canarySick,
+	"why-it-failed":         whyItFailed,
 	"rollback-waits":        rollbackWaits,
 	"blue-green":            blueGreen,
 	"in-place":              inPlace,

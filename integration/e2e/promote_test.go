@@ -102,3 +102,24 @@ func rollbackWaits(e *env) {
 	e.runs(map[string]int{"1": 3})
 	e.mustSay([]string{"web-r1 has all pods again"}, "history", "web", "-o", "json")
 }
+
+// whyItFailed: when a rollout has failed, its pods are gone. What their checks answered is still to be read.
+func whyItFailed(e *env) {
+	e.site(1, 1)
+	w := web{replicas: 1, version: "1", update: "step: 1"}
+	e.deployed(w)
+	w.version, w.env, w.update = "2", map[string]string{"HELLO_SICK": "1"}, "step: 1, stage_timeout: 15s, on_timeout: pause"
+	e.detached(w)
+	e.awaitState(rollout.Paused)
+	why := "main.0 on n1: unhealthy: "
+	const answer = "sick as HELLO_SICK says"
+	e.mustSay([]string{why, answer}, "rollout", "status", "web")
+	e.rcctl("", "rollout", "rollback", "web")
+	e.awaitEnd()
+	e.mustSay([]string{"rolled back by"}, "history", "web")
+
+	w.update = "step: 1, stage_timeout: 15s"
+	w.version = "3"
+	e.fails(w, why, answer)
+	e.mustSay([]string{"why 3 failed: no progress for 15s: 0 of 1 pods of web-r3 are available; " + why, answer}, "history", "web")
+}

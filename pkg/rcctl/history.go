@@ -12,14 +12,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
 func historyCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "history", Usage: "list what was deployed of a service, and what came of it",
 		UsageText: "rcctl history SERVICE [-o table|json|yaml]",
-		Description: `The newest first. The one in effect, or on its way, has a star. -o json has the documents, and
-long reasons in full.
+		Description: `The newest first. The one in effect, or on its way, has a star. Below the table is why the newest of those that failed did so.
+-o json has the documents, and all reasons in full.
 
 Examples:
   rcctl history web
@@ -39,7 +40,7 @@ func runHistory(c *cli.Context, std *stdio, s *conn, svc *record.Service) error 
 		views = append(views, inspect.NewHistoryView(svc, &e))
 	}
 	tb := table{header: []string{"REVISION", "OUTCOME", "MANIFEST", "REPLICAS", "BY", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
-	return printList(c, std, s, views, nil, "no revisions", tb, func(v *inspect.HistoryView) []string {
+	err := printList(c, std, s, views, nil, "no revisions", tb, func(v *inspect.HistoryView) []string {
 		revision := fmt.Sprint(v.Revision)
 		if v.InEffect {
 			revision += " *"
@@ -49,6 +50,11 @@ func runHistory(c *cli.Context, std *stdio, s *conn, svc *record.Service) error 
 			inspect.Age(time.Now(), v.At), excerpt(v.Reason, maxReason),
 		}
 	})
+	if i := slices.IndexFunc(views, func(v inspect.HistoryView) bool { return v.Outcome == string(rollout.Failed) }); err == nil && i >= 0 &&
+		c.String("output") == formats[0] {
+		fmt.Fprintf(std.out, "why %d failed: %s\n", views[i].Revision, clean(views[i].Reason))
+	}
+	return err
 }
 
 // entry finds a revision of a service; rev zero is the newest that is done besides the one in effect.

@@ -98,7 +98,7 @@ func (l *live) ended(ctx context.Context, std *stdio, s *conn, state rollout.Sta
 		}
 		return
 	}
-	v.State, v.Reason, v.BlockedReason = state, "", "" // the reason follows
+	v.State, v.Reason, v.BlockedReason, v.Stuck = state, "", "", "" // the reason follows
 	for i := range v.Revisions {
 		if err := revisionPods(ctx, s, v, &v.Revisions[i]); err != nil {
 			return

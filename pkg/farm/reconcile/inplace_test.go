@@ -2,6 +2,7 @@ package reconcile_test
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -465,6 +466,19 @@ func TestStatusOfARevision(t *testing.T) {
 	if len(st.Failing) != 2 || st.Failing[0].Pod != "main.7" || !st.Failing[0].Hopeless || !strings.Contains(st.Failing[0].Reason, "exits at once") ||
 		st.Failing[1].Pod != "main.6" || st.Failing[1].Hopeless || st.Failing[1].Node != "n6" {
 		t.Errorf("%+v", st.Failing)
+	}
+	unhealthy := row(8, 8) // at another version, as of an earlier revision, and as it is
+	besides(unhealthy, 1, 0, 20)
+	for _, i := range []int{2, 3, 4} {
+		r := unhealthy.Pods[i].Reality
+		r.State, r.Available, r.Message = pod.StateUnhealthy, false, "503 db down"
+	}
+	unhealthy.Pods[2].Reality.Digest = "m0"
+	unhealthy.Pods[3].Reality.Revision = unhealthy.Pods[3].Revision - 1
+	plan = reconcile.Compute(unhealthy)
+	want := []rc.PodFailure{{Pod: "main.4", Node: "n4", Reason: "unhealthy: 503 db down"}}
+	if !reflect.DeepEqual(plan.Status.Failing, want) {
+		t.Errorf("%+v, want %+v", plan.Status.Failing, want)
 	}
 	s = row(9, 9)
 	besides(s, 1, 0, 20)

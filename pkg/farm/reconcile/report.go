@@ -342,11 +342,18 @@ func newOnes(s *Snapshot) string {
 	return "the new manifest of " + field.Few(roles, maxNames, ", ")
 }
 
-// failing returns the first few pods at the manifests that their roles have now that fail, those first for which there is no hope.
+// isUnhealthy reports whether the node says of the pod as it should be that its check does not pass.
+func isUnhealthy(p *Pod) bool {
+	r := p.Reality
+	return r != nil && r.Revision >= p.Revision && r.Digest == p.Digest && r.State == pod.StateUnhealthy
+}
+
+// failing returns the first few pods at the manifests that their roles have now that fail or are unhealthy, those first for
+// which there is no hope. A rollout whose stage fails keeps them, because the pods are gone when people look.
 func failing(s *Snapshot) []rc.PodFailure {
 	var found []rc.PodFailure
 	for p := range s.running() {
-		if !s.rolls(p) || s.available(p) || !s.aliveOn(p.Node) || !hasFailed(p) {
+		if !s.rolls(p) || s.available(p) || !s.aliveOn(p.Node) || !hasFailed(p) && !isUnhealthy(p) {
 			continue
 		}
 		found = append(found, rc.PodFailure{
