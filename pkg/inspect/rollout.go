@@ -184,7 +184,7 @@ func (v *RolloutView) waits() string {
 	case v.Stuck != "":
 		return "it goes on waiting: " + v.Stuck
 	case v.Unfit:
-		return unfit + "; what happens after stage_timeout is on_timeout's business"
+		return unfit + "; after stage_timeout the rollout does what on_timeout says"
 	default:
 		return ""
 	}
