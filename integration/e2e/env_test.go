@@ -104,6 +104,7 @@ var scenarios = map[string]func(*env){
 	"drained":               drained,
 	"owner-killed":          ownerKilled,
 	"no-room":               noRoom,
+	"advice-works":          adviceWorks,
 	"retarget":              retarget,
 	"restore-rollout":       restoreRollout,
 	"stale-plan":            stalePlan,

@@ -175,6 +175,9 @@ func State(ctx context.Context, s *store.Store) (state *plan.State, corrupt []er
 		view.OpsUnread = unread[rec.Value.Name]
 		state.Nodes[rec.Value.Name] = view
 	}
+	if state.Names, err = s.ListRCNames(ctx); err != nil {
+		return nil, nil, err
+	}
 	state.Taken, bad, err = s.ListReservations(ctx)
 	return state, append(corrupt, bad...), err
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/deploy"
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -132,6 +133,10 @@ func TestDeployingTwice(t *testing.T) {
 		t.Errorf("the same document again: %+v, %v", again, err)
 	}
 	w.end(t, rollout.Done, "")
+	if w.state, _, err = deploy.State(t.Context(), w.Store); err != nil || w.state.Names[r.ID] != "web-r1" {
+		t.Fatalf("%+v, %v", w.state, err)
+	}
+	w.state.Nodes["n1"] = node.NewView(node.Node{Name: "n1", Epoch: w.state.Epoch, Capacity: node.Capacity{Slots: 2}}, node.Ops{Name: "n1"}, true)
 	second := w.deployment(t, "b")
 	second.Strategy.(*plan.RollingStrategy).Override = "resourceutil"
 	p, err = second.Run(t.Context())

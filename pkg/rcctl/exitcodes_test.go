@@ -20,6 +20,7 @@ import (
 // What needs a terminal, an answer other than yes, is in the scenario deploy-terminal; a stale plan is in stale-plan.
 func TestExitCodesOfServices(t *testing.T) {
 	s, prefix := testConn(t)
+	livingNode(t, s)
 	shown := map[int]bool{}
 	check := func(want int, stdin, args string, says string) {
 		t.Helper()

@@ -63,6 +63,7 @@ const serviceDocument = `{"name": "web", "replicas": 2, "update": {"strategy": "
 // After a rollback all commands are about the revision that serves, and none brings the failed one back but its document.
 func TestCommandsAfterARollback(t *testing.T) {
 	s, prefix := testConn(t)
+	livingNode(t, s)
 	must := func(stdin, want string, args ...string) {
 		t.Helper()
 		if code, out, errs := run(t, prefix, stdin, args...); code != exitDone || !strings.Contains(out, want) {

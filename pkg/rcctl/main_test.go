@@ -131,11 +131,21 @@ func kvput(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 func kvhold(ts *testscript.TestScript, _ bool, args []string) {
-	answer, err := raw(ts.Getenv("CONSUL_HTTP_ADDR"), http.MethodPut, "session/create", "{}")
-	ts.Check(err)
+	ts.Check(putHeld(ts.Getenv("CONSUL_HTTP_ADDR"), ts.Getenv("RCFARM_PREFIX")+args[0], args[1]))
+}
+
+// putHeld stores a value whose key a session holds, as a living daemon does.
+func putHeld(addr, key, value string) error {
+	answer, err := raw(addr, http.MethodPut, "session/create", "{}")
+	if err != nil {
+		return err
+	}
 	var session struct{ ID string }
-	ts.Check(json.Unmarshal([]byte(answer), &session))
-	kv(ts, http.MethodPut, args[0]+"?acquire="+session.ID, args[1])
+	if err := json.Unmarshal([]byte(answer), &session); err != nil {
+		return err
+	}
+	_, err = raw(addr, http.MethodPut, "kv/"+key+"?acquire="+session.ID, value)
+	return err
 }
 
 // passing registers what a living preparer registers. Nothing renews it within the hour that it passes.

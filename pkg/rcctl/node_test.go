@@ -29,6 +29,19 @@ func putRecord(t *testing.T, s *conn, key, value string) {
 	}
 }
 
+// livingNode stores the record of a node that lives and has room.
+func livingNode(t *testing.T, s *conn) {
+	t.Helper()
+	schema, err := s.EnsureSchema(t.Context())
+	if err == nil {
+		record := fmt.Sprintf(`{"name": "n1", "capacity": {"slots": 100}, "nonce": %q}`, schema.Value.Epoch)
+		err = putHeld(consultest.Shared(t).Addr, s.Keys().Nodes.Key("n1"), record)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A drain gets its turn on a node whose reservation farms keep changing, and forgets none of what they wrote.
 func TestDrainOfABusyNode(t *testing.T) {
 	s, _ := testConn(t)

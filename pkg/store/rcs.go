@@ -19,6 +19,16 @@ func (s *Views) RCIDByName(ctx context.Context, name string) (string, error) {
 	return string(pair.Value), err
 }
 
+// ListRCNames reads the names of all controllers, by their ids.
+func (s *Views) ListRCNames(ctx context.Context) (map[string]string, error) {
+	pairs, err := s.c.List(ctx, s.keys.Names.Key(), consul.Default)
+	names := make(map[string]string, len(pairs))
+	for _, p := range pairs {
+		names[string(p.Value)] = path.Base(p.Key)
+	}
+	return names, err
+}
+
 // ListPlacedRCIDs returns the ids of all controllers that have placements, with or without a record of their own.
 func (s *Views) ListPlacedRCIDs(ctx context.Context) ([]string, error) {
 	keys, err := s.c.Children(ctx, s.keys.Pods.Key())

@@ -57,6 +57,12 @@ type SpecChange struct {
 // EvalSpecChange compares two resolved documents of one service. nil counts as empty. The order of maps, volumes and
 // ports does not count, nor does whether a default is written out.
 func EvalSpecChange(current, updated *record.ServiceSpec) SpecChange {
+	knobs := updated.Knobs()
+	return evalSpecChange(current, updated, knobs.Strategy == rollout.InPlaceStrategy)
+}
+
+// evalSpecChange is EvalSpecChange where pods are upgraded in place, or are not.
+func evalSpecChange(current, updated *record.ServiceSpec, inPlace bool) SpecChange {
 	before, after := leavesOf(current), leavesOf(updated)
 	if current != nil {
 		from, to := before, after
@@ -65,8 +71,6 @@ func EvalSpecChange(current, updated *record.ServiceSpec) SpecChange {
 		dropOnly(after, to, before)
 	}
 	change := SpecChange{Kind: UpToDate, Fields: Differences(before, after)}
-	knobs := updated.Knobs()
-	inPlace := knobs.Strategy == rollout.InPlaceStrategy
 	for i := range change.Fields {
 		f := &change.Fields[i]
 		f.Kind, f.Why = whatItTakes(f.Path, inPlace)

@@ -71,6 +71,8 @@ type RefusedError struct {
 	Service string
 	Reason  string
 	Do      string // what to do about it
+	lead    string // begins what to do where ways help
+	ways    []way  // that may help; advise tries them
 }
 
 // Error says why, and what to do.

@@ -15,6 +15,7 @@ type Plan struct {
 	SequenceOperation
 	Change   SpecChange
 	Warnings []string // what may go wrong all the same
+	shrinks  bool     // no pod finds a place, or fewer than have one now and are asked for
 	seen     *record.Service
 	draft    *draft
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
@@ -15,13 +16,21 @@ func (p *planner) refused(do, format string, args ...any) error {
 	return &RefusedError{Service: p.spec.Name, Reason: fmt.Sprintf(format, args...), Do: do}
 }
 
+// refusedBut is refused where other ways may help.
+func (p *planner) refusedBut(ways []way, format string, args ...any) error {
+	return &RefusedError{Service: p.spec.Name, Reason: fmt.Sprintf(format, args...), ways: ways}
+}
+
+// inPlaceOnly is the way of pods that are never replaced by others.
+var inPlaceOnly = []way{by(rollout.InPlaceStrategy, "leave the strategy out, or use in-place")}
+
 // refuse returns a *RefusedError where the present state forbids the change, or where pods must stay where they are.
 func (p *planner) refuse(c course) error {
 	if kind := p.knobs.Kind(); p.spec.Mode == rc.EachNode && kind != rollout.InPlaceStrategy {
-		return p.refused("leave the strategy out, or use in-place", "the strategy %s replaces pods by others elsewhere, and mode is each-node: there is one pod on each node", kind)
+		return p.refusedBut(inPlaceOnly, "the strategy %s replaces pods by others elsewhere, and mode is each-node: there is one pod on each node", kind)
 	}
 	if kind := p.knobs.Kind(); rc.HasOrdered(p.spec.ReplicaGroups) && kind != rollout.InPlaceStrategy {
-		return p.refused("leave the strategy out, or use in-place", "the strategy %s replaces pods by others, and a replica group is ordered: no index may have two living copies", kind)
+		return p.refusedBut(inPlaceOnly, "the strategy %s replaces pods by others, and a replica group is ordered: no index may have two living copies", kind)
 	}
 	if c == first {
 		return nil
@@ -35,18 +44,25 @@ func (p *planner) refuse(c course) error {
 		return err
 	}
 	if takes := record.StageTakes(p.knobs.Kind(), p.base.Spec.Pod, p.spec.Pod); (c == recreate || c == inPlace) && !takes.Within(&p.knobs) {
-		return p.refused("set update.stage_timeout to "+takes.Allowed(), "update.stage_timeout is %s, within which no pod of the revision in effect could be replaced",
+		longer := way{"set update.stage_timeout to " + takes.Allowed(), func(_ *RollingStrategy, s *record.ServiceSpec) {
+			limit := field.Duration(takes.Duration + rollout.DefaultStageTimeout)
+			s.Update.StageTimeout = &limit
+		}}
+		return p.refusedBut([]way{longer}, "update.stage_timeout is %s, within which no pod of the revision in effect could be replaced",
 			p.knobs.StageTimeout.Or(rollout.DefaultStageTimeout))
 	}
 	if c != recreate || p.current == nil || p.unattached() {
 		return nil
 	}
 	if p.knobs.Kind() == rollout.InPlaceStrategy {
-		return p.refused("leave --recreate out, or use another strategy", "the strategy in-place makes no new revision of pods that are as they should be")
+		return p.refusedBut([]way{
+			{"leave --recreate out", func(r *RollingStrategy, _ *record.ServiceSpec) { r.ForceRecreate = false }},
+			by(rollout.AvailabilityStrategy, "use --strategy availability"), by(rollout.ResourceUtilStrategy, "use --strategy resourceutil"),
+		}, "the strategy in-place makes no new revision of pods that are as they should be")
 	}
 	for _, s := range []*record.ServiceSpec{&p.base.Spec, p.spec} {
 		if why := anchored(s); why != "" {
-			return p.refused("use update.strategy: in-place", "%s, so that no pod of a new revision could take its place", why)
+			return p.refusedBut([]way{by(rollout.InPlaceStrategy, "use update.strategy: in-place")}, "%s, so that no pod of a new revision could take its place", why)
 		}
 	}
 	return nil
@@ -95,7 +111,7 @@ func (p *planner) chooseOrder(c course) {
 	inTheWay := slices.ContainsFunc(p.spec.Pod.Ports, func(next manifest.Port) bool {
 		return next.Port != 0 && slices.ContainsFunc(p.base.Spec.Pod.Ports, func(old manifest.Port) bool { return old.Port == next.Port })
 	})
-	if inTheWay && (p.State == nil || p.roomFor(p.surge()).Pods < p.surge()) {
+	if inTheWay && (p.State == nil || p.roomAfter(p.placed(), 0, p.surge()).Pods < p.surge()) {
 		p.knobs.Order = rollout.StopFirst
 	}
 }
@@ -106,12 +122,37 @@ func (p *planner) surge() int {
 	if p.knobs.Kind() == rollout.BlueGreenStrategy {
 		return total
 	}
+	if p.knobs.MaxSurge != nil {
+		return min(total, amount(*p.knobs.MaxSurge, total))
+	}
+	return p.step()
+}
+
+// stops is how many pods a stage stops before it starts others.
+func (p *planner) stops() int {
+	n, total := 0, p.spec.Total()
+	switch {
+	case !p.knobs.StopsFirst() && p.surge() > 0:
+		return 0
+	case p.knobs.MaxUnavailable != nil:
+		n = amount(*p.knobs.MaxUnavailable, total)
+	case p.knobs.StopsFirst():
+		n = p.step()
+	default:
+		n = total // less what has to be available
+	}
+	if p.knobs.MinAvailable != nil {
+		n = min(n, max(0, total-*p.knobs.MinAvailable))
+	}
+	return min(n, total)
+}
+
+// step is how many pods a stage replaces.
+func (p *planner) step() int {
+	total := p.spec.Total()
 	step := max(1, total*rollout.DefaultStep/100)
 	if p.knobs.Step != nil {
 		step = max(1, amount(*p.knobs.Step, total))
-	}
-	if p.knobs.MaxSurge != nil {
-		step = amount(*p.knobs.MaxSurge, total)
 	}
 	return min(step, total)
 }

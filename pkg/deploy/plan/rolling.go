@@ -2,6 +2,7 @@ package plan
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -63,6 +64,15 @@ type planner struct {
 
 // Plan implements Strategy.
 func (r *RollingStrategy) Plan(_ context.Context, client Client, svc *record.Service, spec *record.ServiceSpec) (Plan, error) {
+	out, err := r.attempt(client, svc, spec)
+	if refused, is := errors.AsType[*RefusedError](err); is {
+		r.advise(refused, client, svc, spec)
+	}
+	return out, err
+}
+
+// attempt is Plan without advice.
+func (r *RollingStrategy) attempt(client Client, svc *record.Service, spec *record.ServiceSpec) (Plan, error) {
 	p, err := r.planner(client, svc, spec)
 	if err != nil {
 		return Plan{}, err
@@ -76,7 +86,7 @@ func (r *RollingStrategy) Plan(_ context.Context, client Client, svc *record.Ser
 		return Plan{}, err
 	}
 	p.chooseOrder(c)
-	if out.Warnings, err = p.room(c); err != nil {
+	if err := p.room(c, &out); err != nil {
 		return Plan{}, err
 	}
 	out.Warnings = append(out.Warnings, spec.Pod.Warnings()...)
@@ -115,7 +125,7 @@ func (r *RollingStrategy) planner(client Client, svc *record.Service, spec *reco
 			p.knobs.StageTimeout = &longer
 		}
 	}
-	p.change = EvalSpecChange(before, spec)
+	p.change = evalSpecChange(before, spec, p.knobs.Strategy == rollout.InPlaceStrategy)
 	return p, nil
 }
 

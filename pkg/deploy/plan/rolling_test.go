@@ -657,19 +657,22 @@ func TestNoRoom(t *testing.T) {
 		kind  string
 	}{
 		{"room for the surge", nodes(1), []string{newManifest}, "", "availability"},
-		{"none", nodes(), []string{newManifest}, "service web: no-room: the strategy availability starts 1 pod before it stops others, and the nodes have room for 0 " +
-			"(nodes that take no more: there are none); the strategies resourceutil (old pods stop first) and in-place need none", ""},
+		{"none", nodes(), []string{newManifest}, "service web: no-room: no node takes a pod of the new revision, not even without those that it has now " +
+			"(nodes that take no more: there are none); no strategy helps: add nodes, or free some of what is taken: rcctl place --explain -f FILE shows it", ""},
 		{"some", nodes(1), []string{newManifest, `update.step=2`}, "starts 2 pods before it stops others, and the nodes have room for 1 (nodes that take no more: resources: 1); " +
-			"max_surge: 1 has room; the strategies resourceutil", ""},
+			"use update.max_surge: 1, --strategy resourceutil (old pods stop first) or --strategy in-place (pods stay on their nodes)", ""},
 		{"surge that fits", nodes(1), []string{newManifest, `update={"step": 2, "max_surge": 1}`}, "", "availability"},
 		{"share", nodes(1), []string{newManifest, `update={"step": "67%"}`}, "starts 2 pods", ""},
 		{"blue-green", nodes(2), []string{newManifest, `update.strategy="blue-green"`}, "blue-green starts 3 pods before it stops others, and the nodes have room for 2 " +
-			"(nodes that take no more: resources: 1); the strategy availability with max_surge: 2 has room; the strategies resourceutil", ""},
-		{"blue-green without any", nodes(), []string{newManifest, `update.strategy="blue-green"`}, "there are none); the strategies resourceutil", ""},
+			"(nodes that take no more: resources: 1); use --strategy availability (new pods start first)", ""},
+		{"blue-green with large steps", nodes(2), []string{newManifest, `update={"strategy": "blue-green", "step": 3}`}, "use --strategy availability with update.max_surge: 2", ""},
+		{"blue-green without any", nodes(), []string{newManifest, `update.strategy="blue-green"`}, "there are none); no strategy helps", ""},
 		{"default step", nodes(1), []string{newManifest, `replicas=20`}, "starts 2 pods before it stops others", ""},
 		{"more than there are", nodes(2, 2), []string{newManifest, `update.step=9`}, "", "availability"},
-		{"stop first", nodes(), []string{newManifest, `update.order="stop-first"`}, "", "resourceutil"},
-		{"in place", nodes(), []string{newManifest, `update.strategy="in-place"`}, "", "in-place"},
+		{"stop first", nodes(1), []string{newManifest, `update.order="stop-first"`}, "", "resourceutil"},
+		{"stop first without any", nodes(), []string{newManifest, `update.order="stop-first"`}, "there are none); no strategy helps", ""},
+		{"in place", nodes(1), []string{newManifest, `update.strategy="in-place"`}, "", "in-place"},
+		{"in place without any", nodes(), []string{newManifest, `update.strategy="in-place"`}, "there are none); no strategy helps", ""},
 		{"no pods", nodes(), []string{newManifest, `replicas=0`}, "", "availability"},
 		{"only counts", nodes(), []string{`replicas=9`}, "", "record"},
 	} {
@@ -708,6 +711,7 @@ func TestNewServiceWithoutRoom(t *testing.T) {
 // Where old and new pods want the same static port, and no node has it free, the old ones stop first.
 func TestStaticPortStopsFirst(t *testing.T) {
 	const port = `pod.ports=[{"name": "http", "port": 80}]`
+	var full plan.State // of the service's pods
 	for _, tt := range []struct {
 		name          string
 		before, after string
@@ -717,7 +721,7 @@ func TestStaticPortStopsFirst(t *testing.T) {
 	}{
 		{"nobody looks", port, port, nil, newManifest, "resourceutil"},
 		{"there is a node", port, port, nodes(1), newManifest, "availability"},
-		{"there is none", port, port, nodes(), newManifest, "resourceutil"},
+		{"there is none", port, port, &full, newManifest, "resourceutil"},
 		{"another port", `pod.ports=[{"name": "http", "port": 81}]`, port, nil, newManifest, "availability"},
 		{"dynamic ports", `pod.ports=[{"name": "http", "dynamic": true}]`, `pod.ports=[{"name": "web", "dynamic": true}]`, nil, newManifest, "availability"},
 		{"as the user says", port, port, nil, `update.order="start-first"`, "availability"},
@@ -727,6 +731,7 @@ func TestStaticPortStopsFirst(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := &cluster{}
 			c.deployed(t, sample(t, tt.before))
+			full = *c.full(3, 3)
 			p, err := c.planOf(t, sample(t, tt.after, tt.more, newManifest), func(r *plan.RollingStrategy) { r.State = tt.state })
 			if err != nil || !strings.Contains(strings.Join(linesOf(p), "\n"), "rollout "+tt.want) {
 				t.Errorf("%v, %v", linesOf(p), err)

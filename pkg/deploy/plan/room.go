@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -20,145 +21,122 @@ type State struct {
 	Epoch string
 	Nodes map[string]*node.View
 	Taken map[string]node.Reservation
+	Names map[string]string // of controllers, by their ids
 }
 
-// Room is how many pods more there is room for, and why nodes take no more.
+// Room is how many pods there is room for, and why nodes take no more.
 type Room struct {
 	Pods    int
 	Reasons scheduler.Reasons
+	holders map[string][]string // of static ports: the nodes where each has one
+}
+
+// placed is a pod that has its claim on a node.
+type placed struct {
+	node string
+	id   pod.Identity
 }
 
 // Room returns how many pods of a new revision of a service find a place now, at most as many as wanted and as its groups have, as farms place them:
 // one group after the other, in the order in which they roll.
 func (s *State) Room(spec *record.ServiceSpec, wanted int) Room {
-	out := Room{Reasons: scheduler.Reasons{}}
+	groups := []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &wanted}}
+	if apart := placement.Apart(spec.ReplicaGroups); apart != nil {
+		first, err := rollout.FirstOf(wanted, apart, spec.Update.GroupOrder)
+		if err != nil {
+			return Room{Reasons: scheduler.Reasons{}}
+		}
+		groups = first
+	}
+	return s.place(spec, groups, nil)
+}
+
+// place returns how many pods of groups find a place besides those of the same controller that are there already.
+func (s *State) place(spec *record.ServiceSpec, wanted []rc.ReplicaGroup, there []placed) Room {
+	out := Room{Reasons: scheduler.Reasons{}, holders: map[string][]string{}}
 	groups, err := placement.NewGroups(spec.RCSpec(spec.Name), s.Epoch, s.Nodes, s.Taken)
 	if err != nil {
 		return out
 	}
+	for _, at := range there {
+		groups.Has(at.id.Role, at.node, true)
+	}
 	apart := placement.Apart(spec.ReplicaGroups)
-	if apart == nil {
-		out.add(groups, nil, rc.DefaultRole, wanted)
-		return out
-	}
-	first, err := rollout.FirstOf(wanted, apart, spec.Update.GroupOrder)
-	if err != nil {
-		return out
-	}
-	for _, f := range first {
-		out.add(groups, field.Find(apart, func(g *rc.ReplicaGroup) bool { return g.Role == f.Role }), f.Role, *f.Count)
+	for _, w := range wanted {
+		s.add(&out, groups, field.Find(apart, func(g *rc.ReplicaGroup) bool { return g.Role == w.Role }), w)
 	}
 	return out
 }
 
-// add places pods of a group, nil for all, and counts those that find a place.
-func (r *Room) add(groups *placement.Groups, g *rc.ReplicaGroup, role string, wanted int) {
+// add places pods of a group, nil where all want the same, and counts those that find a place.
+func (s *State) add(out *Room, groups *placement.Groups, g *rc.ReplicaGroup, wanted rc.ReplicaGroup) {
 	lot, err := groups.Lot(g)
-	if err != nil || wanted == 0 {
+	if err != nil || *wanted.Count == 0 {
 		return
 	}
-	for i := range wanted {
-		lot.Pods = append(lot.Pods, pod.Identity{RCID: "planned", Role: role, Index: i})
+	for i := range *wanted.Count {
+		lot.Pods = append(lot.Pods, pod.Identity{RCID: planned, Role: wanted.Role, Index: i})
 	}
 	assigned, refused := placement.Assign(lot.Request)
 	groups.Took(&lot, assigned)
-	r.Pods += len(assigned)
-	for _, why := range []scheduler.Reasons{lot.Excluded, refused} {
-		for reason, nodes := range why {
-			r.Reasons[reason] = max(r.Reasons[reason], nodes)
+	out.Pods += len(assigned)
+	out.also(Room{Reasons: lot.Excluded})
+	out.also(Room{Reasons: refused})
+	if refused[scheduler.Ports] > 0 {
+		for _, name := range lot.Order {
+			s.clash(out, name, lot.Reservations[name], lot.Rule.Ask)
 		}
 	}
 }
 
-// room returns a *RefusedError where the nodes that match have no room for what the strategy starts before it stops others, and warns
-// where a new service finds no room for all of its pods.
-func (p *planner) room(c course) (warnings []string, err error) {
-	total := p.spec.Total()
-	if p.State == nil || total == 0 {
-		return nil, nil
+// planned stands for the controller of pods that have no place yet.
+const planned = "planned"
+
+// clash notes who has a static port of a claim on a node. Those of the new pods themselves are no lack of a free port.
+func (s *State) clash(out *Room, name string, taken node.Reservation, want node.Claim) {
+	clash := scheduler.ClashOf(s.Nodes[name], taken, want)
+	if clash.Port == 0 || clash.Pod.RCID == planned {
+		return
 	}
-	switch {
-	case c == first:
-		if room := p.State.Room(p.spec, total); room.Pods < total {
-			warnings = append(warnings, fmt.Sprintf("there is room for %d of %d pods (nodes that take no more: %s)", room.Pods, total, nodesOf(room)))
-		}
-		return warnings, nil
-	case c != recreate || p.knobs.StopsFirst():
-		return nil, nil
+	by := "something else on the machine"
+	if !clash.Machine {
+		by = cmp.Or(s.Names[clash.Pod.RCID], clash.Pod.RCID)
 	}
-	want := p.surge()
-	room := p.roomFor(want)
-	if room.Pods >= want {
-		return nil, nil
-	}
-	return nil, p.refused(p.whatHasRoom(room.Pods),
-		"no-room: the strategy %s starts %s before it stops others, and the nodes have room for %d (nodes that take no more: %s)",
-		p.knobs.Kind(), field.Count(want, "pod"), room.Pods, nodesOf(room))
+	text := fmt.Sprintf("port %d is held by %s", clash.Port, by)
+	out.holders[text] = append(out.holders[text], name)
 }
 
-// roomFor is State.Room after the first pods have gone. A replaced or aborted rollout may leave more pods than the
-// service has in effect and is to have: these go before a new pod comes. Pods that only a lower number makes too many
-// stay until the new pods serve.
-func (p *planner) roomFor(wanted int) Room {
-	after := *p.State
-	after.Taken = maps.Clone(p.State.Taken)
-	pods := map[string][]placed{} // by controller
-	total := p.spec.Total()
-	if p.current != nil && p.knobs.Kind() != rollout.BlueGreenStrategy {
-		total = max(total, p.current.RC.Desired())
+// also adds why nodes take none of other pods.
+func (r *Room) also(other Room) {
+	for reason, nodes := range other.Reasons {
+		r.Reasons[reason] = max(r.Reasons[reason], nodes)
 	}
-	more := -total
-	for _, name := range slices.Sorted(maps.Keys(p.State.Taken)) {
-		after.Taken[name] = p.State.Taken[name].Clone()
-		for _, key := range slices.Sorted(maps.Keys(p.State.Taken[name].Claims)) {
-			if id := p.State.Taken[name].Claims[key].Pod.RCID; p.svc.Controller(id) != nil {
-				pods[id] = append(pods[id], placed{name, key})
-				more++
-			}
-		}
+	for text, nodes := range other.holders {
+		r.holders[text] = append(r.holders[text], nodes...)
 	}
-	for _, id := range p.leaving() {
-		for _, at := range pods[id] {
-			if more > 0 {
-				delete(after.Taken[at.node].Claims, at.holder)
-				more--
-			}
-		}
-	}
-	return after.Room(p.spec, wanted)
 }
 
-// placed is where a pod has its claim on a node.
-type placed struct{ node, holder string }
-
-// leaving returns the controllers of the service in the order in which they give pods up: first those that stand by, then the newest.
-func (p *planner) leaving() []string {
-	var aside, ids []string
-	for _, c := range slices.Backward(p.svc.Controllers) {
-		if c.RC.Service != nil && c.RC.Service.Standby {
-			aside = append(aside, c.RC.ID)
-		} else {
-			ids = append(ids, c.RC.ID)
-		}
+// without returns the cluster without some pods. It changes nothing.
+func (s *State) without(gone []placed) *State {
+	after := *s
+	after.Taken = maps.Clone(s.Taken)
+	for _, at := range gone {
+		after.Taken[at.node] = after.Taken[at.node].Clone()
+		delete(after.Taken[at.node].Claims, at.id.String())
 	}
-	return append(aside, ids...)
+	return &after
 }
 
-func nodesOf(r Room) string {
-	if len(r.Reasons) == 0 {
-		return "there are none"
+// String says why nodes take no more.
+func (r Room) String() string {
+	text := r.Reasons.String()
+	if text == "" {
+		text = "there are none"
 	}
-	return r.Reasons.String()
-}
-
-// whatHasRoom says which strategies would work with this much room.
-func (p *planner) whatHasRoom(pods int) string {
-	text := ""
-	switch kind := p.knobs.Kind(); {
-	case pods > 0 && kind == rollout.BlueGreenStrategy:
-		text = fmt.Sprintf("the strategy availability with max_surge: %d has room; ", pods)
-	case pods > 0:
-		text = fmt.Sprintf("max_surge: %d has room; ", pods)
+	text = "nodes that take no more: " + text
+	for _, holder := range slices.Sorted(maps.Keys(r.holders)) {
+		nodes := slices.Compact(slices.Sorted(slices.Values(r.holders[holder])))
+		text += fmt.Sprintf("; %s on %s", holder, field.Few(nodes, 5, ", "))
 	}
-	return text + "the strategies resourceutil (old pods stop first) and in-place need none"
+	return text
 }

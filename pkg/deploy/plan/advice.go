@@ -1,0 +1,84 @@
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+)
+
+// way is another way to deploy a document, which a refusal names only if it works.
+type way struct {
+	text  string
+	apply func(*RollingStrategy, *record.ServiceSpec)
+}
+
+// by is another strategy.
+func by(strategy, text string) way {
+	return way{text, func(r *RollingStrategy, _ *record.ServiceSpec) { r.Override = strategy }}
+}
+
+// advise says in a refusal which ways work on the same snapshot: each is planned. Where none does, the refusal's own advice stays.
+func (r *RollingStrategy) advise(refused *RefusedError, client Client, svc *record.Service, spec *record.ServiceSpec) {
+	var works []string
+	var fails string
+	for _, w := range refused.ways {
+		other, document := *r, *spec
+		w.apply(&other, &document)
+		out, err := other.attempt(client, svc, &document)
+		var why *RefusedError
+		switch {
+		case errors.As(err, &why):
+			if len(why.ways) == 1 { // several would lead back here
+				other.advise(why, client, svc, &document)
+			}
+			fails = fmt.Sprintf("all that could help is refused, too (%s): %s; %s", w.text, why.Reason, why.Do)
+		case out.shrinks:
+			fails = fmt.Sprintf("all that could help has too little room (%s): %s", w.text, out.Warnings[0])
+		case err == nil:
+			works = append(works, w.text)
+		}
+	}
+	switch {
+	case len(works) > 0:
+		refused.Do = refused.lead + field.Or(works...)
+	case refused.Do == "":
+		refused.Do = fails
+	}
+}
+
+// noRoom makes a *RefusedError for want of room. pods is how many a stage may start.
+func (p *planner) noRoom(end Room, pods int, format string, args ...any) error {
+	refused := &RefusedError{Service: p.spec.Name, Reason: "no-room: " + fmt.Sprintf(format, args...), lead: "use "}
+	if n := end.Reasons[scheduler.Selector]; n > 0 && n == len(p.State.Nodes) {
+		refused.Reason = fmt.Sprintf("no-room: the node_selector %q matches none of %s", p.spec.NodeSelector, field.Count(n, "node"))
+		refused.Do = "no strategy helps: change it, or label nodes: rcctl node label NODE KEY=VALUE"
+		return refused
+	}
+	refused.Do = "no strategy helps: add nodes, or free some of what is taken: rcctl place --explain -f FILE shows it"
+	if len(end.holders) > 0 {
+		refused.Do = "no strategy helps: free the port, or use another one"
+	}
+	kind := p.knobs.Kind()
+	if pods > 0 && (kind != rollout.BlueGreenStrategy || pods < p.step()) {
+		strategy, text := "", fmt.Sprintf("update.max_surge: %d", pods)
+		if kind == rollout.BlueGreenStrategy {
+			strategy, text = rollout.AvailabilityStrategy, "--strategy availability with "+text
+		}
+		refused.ways = append(refused.ways, way{text, func(r *RollingStrategy, s *record.ServiceSpec) {
+			r.Override, s.Update.MaxSurge = cmp.Or(strategy, r.Override), &rollout.Amount{N: pods}
+		}})
+	}
+	for _, other := range []struct{ strategy, how string }{
+		{rollout.AvailabilityStrategy, "new pods start first"}, {rollout.ResourceUtilStrategy, "old pods stop first"}, {rollout.InPlaceStrategy, "pods stay on their nodes"},
+	} {
+		if other.strategy != kind {
+			refused.ways = append(refused.ways, by(other.strategy, fmt.Sprintf("--strategy %s (%s)", other.strategy, other.how)))
+		}
+	}
+	return refused
+}

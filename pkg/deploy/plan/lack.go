@@ -1,0 +1,188 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/placement"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
+)
+
+// room fills in what a plan says about room. It returns a *RefusedError where no pod of a rollout would find a place, or those of its first stage
+// would not. A new service is deployed all the same: nodes may come.
+func (p *planner) room(c course, out *Plan) error {
+	total := p.spec.Total()
+	if p.State == nil || total == 0 || c == allow {
+		return nil
+	}
+	pods := p.placed()
+	end := p.end(c, pods)
+	switch {
+	case c == inPlace && end.Pods == 0, c == update && end.Pods == 0 && len(pods) > 0 && p.spec.NodeSelector != p.base.Spec.NodeSelector:
+		return p.noRoom(end, 0, "no pod can be upgraded where it is, and no node takes a new one (%s)", end)
+	case c == recreate && end.Pods == 0:
+		return p.noRoom(end, 0, "no node takes a pod of the new revision, not even without those that it has now (%s)", end)
+	case c == recreate:
+		if err := p.firstStage(pods, end); err != nil {
+			return err
+		}
+	}
+	out.shrinks = end.Pods < max(1, min(total, len(pods)))
+	if end.Pods < total {
+		out.Warnings = append(out.Warnings, fmt.Sprintf("there is room for %d of %d pods (%s)", end.Pods, total, end))
+	}
+	return nil
+}
+
+// firstStage returns a *RefusedError where the first stage of a new revision has no room.
+func (p *planner) firstStage(pods []placed, end Room) error {
+	want := p.surge()
+	if stops := p.stops(); stops > 0 {
+		if room := p.roomAfter(pods, stops, 1); room.Pods == 0 {
+			return p.noRoom(end, 0, "the strategy %s stops %s before it starts others, and the nodes have room for none then (%s)",
+				p.knobs.Kind(), field.Count(stops, "pod"), room)
+		}
+		return nil
+	}
+	room := p.roomAfter(pods, 0, want)
+	if room.Pods >= want {
+		return nil
+	}
+	return p.noRoom(end, room.Pods, "the strategy %s starts %s before it stops others, and the nodes have room for %d (%s)",
+		p.knobs.Kind(), field.Count(want, "pod"), room.Pods, room)
+}
+
+// roomAfter is State.Room after some pods have stopped, and those that go before them: a replaced or aborted rollout may leave more pods than the
+// service has in effect and is to have. Pods that only a lower number makes too many stay until the new pods serve.
+func (p *planner) roomAfter(pods []placed, stopped, wanted int) Room {
+	total := p.spec.Total()
+	if p.current != nil && p.knobs.Kind() != rollout.BlueGreenStrategy {
+		total = max(total, p.current.RC.Desired())
+	}
+	gone := min(len(pods), max(0, len(pods)-total)+stopped)
+	return p.State.without(pods[:gone]).Room(p.spec, wanted)
+}
+
+// end returns how many pods run as the document says when all is done: those that stay, and the others that find a place.
+func (p *planner) end(c course, pods []placed) Room {
+	there, gone := p.staying(c, pods)
+	after := p.State.without(gone)
+	stuck := Room{Reasons: scheduler.Reasons{}, holders: map[string][]string{}}
+	if c == inPlace {
+		for _, at := range there {
+			p.upgrade(after, at, &stuck)
+		}
+	}
+	room := after.place(p.spec, p.missing(there), there)
+	room.Pods += len(there) - stuck.Pods
+	room.also(stuck)
+	return room
+}
+
+// staying tells the pods that stay pods of their controller from those that go. In place, and where only counts change, those go that are too many,
+// and those that have to leave their nodes.
+func (p *planner) staying(c course, pods []placed) (stay, gone []placed) {
+	if c == first || c == recreate {
+		return nil, pods
+	}
+	left := map[string]int{}
+	for _, g := range p.spec.Groups() {
+		left[g.Role] = *g.Count
+	}
+	selector, err := rc.ParseSelector(p.spec.NodeSelector)
+	for _, at := range slices.Backward(pods) {
+		v := p.State.Nodes[at.node]
+		leaves := v != nil && err == nil && p.spec.Strategy != rc.Static && (v.MustLeave() || !v.MayMatch(selector))
+		if at.id.RCID != p.moving(c).RC.ID || left[at.id.Role] == 0 || leaves {
+			gone = append(gone, at)
+			continue
+		}
+		stay, left[at.id.Role] = append(stay, at), left[at.id.Role]-1
+	}
+	return stay, gone
+}
+
+// missing returns how many pods of each group have no place yet, the groups in the order in which they roll.
+func (p *planner) missing(there []placed) []rc.ReplicaGroup {
+	groups, err := rollout.FirstOf(p.spec.Total(), p.spec.Groups(), p.spec.Update.GroupOrder)
+	if err != nil {
+		return nil // such an order is refused
+	}
+	for i := range groups {
+		for _, at := range there {
+			if at.id.Role == groups[i].Role {
+				*groups[i].Count--
+			}
+		}
+	}
+	return groups
+}
+
+// upgrade counts a pod among those that stay as they are, and where they are, if its node has no room for the new version besides the old one, as a
+// farm reserves it. Numbers of dynamic ports stay.
+func (p *planner) upgrade(after *State, at placed, stuck *Room) {
+	v := after.Nodes[at.node]
+	if v == nil {
+		return // whatever it has
+	}
+	m := p.spec.Pod
+	if g := field.Find(p.spec.ReplicaGroups, func(g *rc.ReplicaGroup) bool { return g.Role == at.id.Role }); g != nil {
+		m = rc.GroupManifest(m, g)
+	}
+	taken := after.Taken[at.node]
+	claim := placement.RuleFor(scheduler.Rule{}, m).Ask
+	claim.Pod = at.id
+	claim = claim.With(taken.Claims[at.id.String()])
+	if reason := scheduler.Fits(v, taken, at.id, claim); reason != "" {
+		stuck.Pods++
+		stuck.Reasons[reason]++
+		after.clash(stuck, at.node, taken, claim)
+	}
+}
+
+// placed returns the service's pods that have a place in the order in which they go: those of revisions that stand by, then of the newest. Of each
+// revision those on nodes that are not open come first, then those with the highest index.
+func (p *planner) placed() []placed {
+	if p.svc == nil {
+		return nil
+	}
+	pods := map[string][]placed{} // by controller
+	for _, name := range slices.Sorted(maps.Keys(p.State.Taken)) {
+		for _, claim := range p.State.Taken[name].Claims {
+			if id := claim.Pod; p.svc.Controller(id.RCID) != nil {
+				pods[id.RCID] = append(pods[id.RCID], placed{name, id})
+			}
+		}
+	}
+	closed := func(at placed) int {
+		if v := p.State.Nodes[at.node]; v != nil && v.Alive && v.Eligible() {
+			return 1
+		}
+		return 0
+	}
+	var all []placed
+	for _, id := range p.leaving() {
+		all = append(all, slices.SortedFunc(slices.Values(pods[id]), func(a, b placed) int {
+			return cmp.Or(cmp.Compare(closed(a), closed(b)), cmp.Compare(b.id.Index, a.id.Index), a.id.Compare(b.id), cmp.Compare(a.node, b.node))
+		})...)
+	}
+	return all
+}
+
+// leaving returns the controllers of the service in the order in which they give pods up: first those that stand by, then the newest.
+func (p *planner) leaving() []string {
+	var aside, ids []string
+	for _, c := range slices.Backward(p.svc.Controllers) {
+		if c.RC.Service != nil && c.RC.Service.Standby {
+			aside = append(aside, c.RC.ID)
+		} else {
+			ids = append(ids, c.RC.ID)
+		}
+	}
+	return append(aside, ids...)
+}
