@@ -135,11 +135,13 @@ func TestUnfitForPromotion(t *testing.T) {
 	}{
 		{rollout.Record{State: rollout.WaitingForPromote, WaitingSince: &time.Time{}}, "", "rcctl rollout promote web, or rollback", ""},
 		{
-			rollout.Record{State: rollout.WaitingForPromote}, "its new pods are not available any more",
+			rollout.Record{State: rollout.WaitingForPromote},
+			"its new pods are not available any more",
 			"rcctl rollout rollback web, or promote --force", "its new pods are not available any more; roll back",
 		},
 		{
-			rollout.Record{State: rollout.WaitingForPromote, Stuck: "no progress for 2m0s: x"}, "it goes on waiting: no progress for 2m0s: x",
+			rollout.Record{State: rollout.WaitingForPromote, Stuck: "no progress for 2m0s: x"},
+			"it goes on waiting: no progress for 2m0s: x",
 			"rcctl rollout rollback web, or promote --force", "its new pods",
 		},
 		{rollout.Record{State: rollout.RollingBack, Stuck: "no room"}, "it goes on waiting: no room", "", "it does not wait for that"},

@@ -93,10 +93,16 @@ func TestRefusalsSayWhatHelps(t *testing.T) {
 		},
 		{"no node matches, stop first", func(c *cluster) *plan.State { return c.full(3, 3) }, []string{selector, `update.order="stop-first"`}, "matches none of 3 nodes; no strategy"},
 		{"no node matches, in place", func(c *cluster) *plan.State { return c.full(3, 3) }, []string{selector, `update.strategy="in-place"`}, "matches none of 3 nodes; no strategy"},
-		{"all nodes are full of others", func(*cluster) *plan.State { return nodes(0, 0) }, []string{newManifest},
-			"(nodes that take no more: resources: 2); no strategy helps: add nodes, or free some of what is taken: rcctl place --explain -f FILE shows it"},
-		{"the pods' own room", func(c *cluster) *plan.State { return c.full(3, 3) }, []string{newManifest},
-			"and the nodes have room for 0 (nodes that take no more: resources: 3); use --strategy resourceutil (old pods stop first) or --strategy in-place (pods stay on their nodes)"},
+		{
+			"all nodes are full of others", func(*cluster) *plan.State { return nodes(0, 0) },
+			[]string{newManifest},
+			"(nodes that take no more: resources: 2); no strategy helps: add nodes, or free some of what is taken: rcctl place --explain -f FILE shows it",
+		},
+		{
+			"the pods' own room", func(c *cluster) *plan.State { return c.full(3, 3) },
+			[]string{newManifest},
+			"and the nodes have room for 0 (nodes that take no more: resources: 3); use --strategy resourceutil (old pods stop first) or --strategy in-place (pods stay on their nodes)",
+		},
 		{"elsewhere only", func(c *cluster) *plan.State {
 			s := c.full(3, 3)
 			held(s, 8080, 0, 1, 2)
@@ -200,8 +206,11 @@ func TestUpdatesWarnAsNewServicesDo(t *testing.T) {
 		spec  []string
 		want  []string
 	}{
-		{"more pods than nodes take", func(c *cluster) *plan.State { return c.full(4, 3) }, []string{`replicas=9`},
-			[]string{"there is room for 4 of 9 pods (nodes that take no more: resources: 4)"}},
+		{
+			"more pods than nodes take", func(c *cluster) *plan.State { return c.full(4, 3) },
+			[]string{`replicas=9`},
+			[]string{"there is room for 4 of 9 pods (nodes that take no more: resources: 4)"},
+		},
 		{"they have room", func(c *cluster) *plan.State { return c.full(9, 3) }, []string{`replicas=9`}, nil},
 		{"those that run are no lack of room", func(c *cluster) *plan.State {
 			s := c.full(4, 3)
@@ -257,8 +266,10 @@ func TestEachRecommendationWorks(t *testing.T) {
 	for _, port := range []string{"dynamic", "own", "free", "held", "held on one", "held on two"} {
 		for _, selector := range []string{"", "zone=one", "zone=none"} {
 			for _, spare := range []int{0, 1, count} {
-				for _, update := range []string{`update.strategy="availability"`, `update.order="start-first"`, `update.strategy="resourceutil"`, `update.strategy="in-place"`,
-					`update.strategy="blue-green"`, `update.strategy="canary"`, `update={"step": 2, "strategy": "availability"}`, `update={"max_surge": 0, "max_unavailable": 2}`} {
+				for _, update := range []string{
+					`update.strategy="availability"`, `update.order="start-first"`, `update.strategy="resourceutil"`, `update.strategy="in-place"`,
+					`update.strategy="blue-green"`, `update.strategy="canary"`, `update={"step": 2, "strategy": "availability"}`, `update={"max_surge": 0, "max_unavailable": 2}`,
+				} {
 					c := &cluster{}
 					before := []string{}
 					if port == "own" {
