@@ -7,8 +7,11 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
 // daemon starts a process in a session whose leader has ended, with that variable, and returns it and the session's
@@ -36,6 +39,13 @@ func daemon(t *testing.T, variable string) (st Stat) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = st.Signal(unix.SIGKILL) })
+	consultest.Eventually(t, time.Minute, func() error { // it is a copy of the shell at first, and without variables between
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		if err == nil && string(name) != "sleep\n" {
+			err = fmt.Errorf("process %d is %q", pid, name)
+		}
+		return err
+	})
 	return st
 }
 
@@ -73,11 +83,12 @@ func TestMarkedIsAMember(t *testing.T) {
 	if live, err := p.Signal(&Scanner{}, unix.SIGKILL); live != 1 || err != nil {
 		t.Errorf("%d members, %v; want one", live, err)
 	}
-	for {
-		if now, err := ReadStat(own.PID); err != nil || now.Dead() {
-			return
+	consultest.Eventually(t, time.Minute, func() error {
+		if now, err := ReadStat(own.PID); err == nil && !now.Dead() {
+			return fmt.Errorf("it lives: %+v", now)
 		}
-	}
+		return nil
+	})
 }
 
 // noSuchPID is larger than any pid.
