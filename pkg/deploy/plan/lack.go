@@ -123,8 +123,9 @@ func (p *planner) missing(there []placed) []rc.ReplicaGroup {
 	return groups
 }
 
-// upgrade counts a pod among those that stay as they are, and where they are, if its node has no room for the new version besides the old one, as a
-// farm reserves it. Numbers of dynamic ports stay.
+// upgrade gives a pod what its new version takes, so that the next pod on its node finds that taken. Where the node has
+// no room for the new version besides the old one, as a farm reserves it, the pod is counted as stuck and keeps what it
+// has. Numbers of dynamic ports stay.
 func (p *planner) upgrade(after *State, at placed, stuck *Room) {
 	v := after.Nodes[at.node]
 	if v == nil {
@@ -137,12 +138,16 @@ func (p *planner) upgrade(after *State, at placed, stuck *Room) {
 	taken := after.Taken[at.node]
 	claim := placement.RuleFor(scheduler.Rule{}, m).Ask
 	claim.Pod = at.id
-	claim = claim.With(taken.Claims[at.id.String()])
-	if reason := scheduler.Fits(v, taken, at.id, claim); reason != "" {
+	both := claim.With(taken.Claims[at.id.String()])
+	if reason := scheduler.Fits(v, taken, at.id, both); reason != "" {
 		stuck.Pods++
 		stuck.Reasons[reason]++
-		after.clash(stuck, at.node, taken, claim)
+		after.clash(stuck, at.node, taken, both)
+		return
 	}
+	claim.Ports = both.Ports
+	after.Taken[at.node] = taken.Clone()
+	after.Taken[at.node].Claims[at.id.String()] = claim
 }
 
 // placed returns the service's pods that have a place in the order in which they go: those of revisions that stand by, then of the newest. Of each

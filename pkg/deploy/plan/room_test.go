@@ -2,6 +2,7 @@ package plan_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -120,5 +121,29 @@ func TestALowerNumberFreesNoRoom(t *testing.T) {
 		if full := err != nil && strings.Contains(err.Error(), "no-room"); full != (strategy == "") {
 			t.Errorf("strategy %q: %v", strategy, err)
 		}
+	}
+}
+
+// Pods that are upgraded on one node share what it has: what one of them takes more the next one has no room for.
+func TestPodsInPlaceShareTheirNode(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t, `replicas=2`, `pod.launchables=`+launchableWith(`{"cpu": 1000}`)))
+	state := nodes(2)
+	state.Nodes["n0"].Capacity.CPU = 2500
+	c.has(state, 0, 0, 1000)
+	c.has(state, 1, 0, 1000)
+	larger := sample(t, `replicas=2`, `pod.launchables=`+launchableWith(`{"cpu": 1500}`))
+	by := func(strategy string) (plan.Plan, error) {
+		return c.planOf(t, larger, func(s *plan.RollingStrategy) { s.State, s.Override = state, strategy })
+	}
+	p, err := by(rollout.InPlaceStrategy)
+	if want := []string{"there is room for 1 of 2 pods (nodes that take no more: resources: 1)"}; err != nil || !slices.Equal(p.Warnings, want) {
+		t.Errorf("in place: warnings %q, %v", p.Warnings, err)
+	}
+	if _, err := by(rollout.AvailabilityStrategy); err == nil || !strings.Contains(err.Error(), "no strategy helps") {
+		t.Errorf("a refusal names what has no room: %v", err)
+	}
+	if claim := state.Taken["n0"].Claims; len(claim) != 2 || claim[pod.Identity{RCID: c.svc.Deployed.RC, Role: rc.DefaultRole}.String()].CPU != 1000 {
+		t.Errorf("what is taken has changed: %v", claim)
 	}
 }
