@@ -94,12 +94,11 @@ func (w *Work) answer() {
 	case q.Verb == ResumeVerb && r.BlockedReason != "":
 		w.adopt()
 	case q.Verb == PromoteVerb && r.State == WaitingForPromote:
-		up := w.Upward()
-		if !q.Force && (up == nil || up.Status == nil) {
-			r.Request = q // until it is known how the new pods are
-			return
+		up, why := w.Upward(), "the new controller is gone, or cannot be read"
+		if up != nil {
+			why = up.lacks()
 		}
-		if why := up.lacks(); why != "" && !q.Force {
+		if why != "" && (up == nil || !q.Force) {
 			w.audit("rollout %s of %s: %s asked to promote it, which is refused: %s", r.ID, r.Service, q.By, why)
 			return
 		}

@@ -114,7 +114,7 @@ func TestAutoPromoteOfTheSick(t *testing.T) {
 	}
 }
 
-// The farm itself refuses to promote what is sick. Where it does not know, it answers once it does.
+// The farm itself refuses to promote what is sick, and what it does not know. No request stays, or others would wait for it.
 func TestPromoteOfTheSick(t *testing.T) {
 	for strategy := range promoted {
 		w := waiting(t, strategy, nil)
@@ -129,15 +129,32 @@ func TestPromoteOfTheSick(t *testing.T) {
 		}
 
 		w = waiting(t, strategy, nil)
-		known := w.status[web2]
 		delete(w.status, web2)
 		w.ask(rollout.PromoteVerb)
-		if r := w.record; r.Promoted || r.Request == nil || r.Unfit() {
+		if r := w.record; r.Promoted || r.Request != nil || r.Unfit() {
 			t.Errorf("%s, unknown: %+v", strategy, r)
 		}
-		w.status[web2] = known
-		if d := w.run(); !d.Record.Promoted || d.Record.Request != nil {
-			t.Errorf("%s, known again: %+v", strategy, d.Record)
+	}
+}
+
+// Whatever is asked, a controller that is gone or cannot be read is no reason to panic, and the request does not stay.
+func TestRequestsWithoutTheNewController(t *testing.T) {
+	verbs := []rollout.Verb{rollout.PauseVerb, rollout.ResumeVerb, rollout.PromoteVerb, rollout.AbortVerb, rollout.RollbackVerb}
+	for strategy := range promoted {
+		for _, verb := range verbs {
+			for _, force := range []bool{false, true} {
+				for _, gone := range []bool{false, true} {
+					w := waiting(t, strategy, nil)
+					obs := w.observe()
+					if delete(obs.Revisions, web2); gone {
+						obs.Revisions[web2] = rollout.Seen{}
+					}
+					w.record.Request = &rollout.Request{Verb: verb, By: "bob", Force: force}
+					if d := rollout.Decide(*w.record, obs); d.Record.Request != nil || d.Record.Promoted {
+						t.Errorf("%s %s, force %v, gone %v: %+v", strategy, verb, force, gone, d.Record)
+					}
+				}
+			}
 		}
 	}
 }
