@@ -39,7 +39,8 @@ func adviceWorks(e *env) {
 	}
 }
 
-// noStrategyHelps plans and deploys a document with each strategy. Each time it is refused with these texts, and nothing is written.
+// noStrategyHelps plans and deploys a document with each strategy. Each time it is refused with these texts, and
+// nothing is written.
 func (e *env) noStrategyHelps(document string, says ...string) {
 	e.t.Helper()
 	history, before := e.rcctl("", "history", "web", "-o", "json"), e.processes()

@@ -13,8 +13,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// canarySick: a canary runs beside all old pods. When it turns sick it is not promoted, and where it stays so its rollout
-// goes back after stage_timeout.
+// canarySick: a canary runs beside all old pods. When it turns sick it is not promoted, and where it stays so its
+// rollout goes back after stage_timeout.
 func canarySick(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 2, version: "1", update: "step: 1"}
@@ -51,8 +51,8 @@ func canarySick(e *env) {
 	e.mustSay([]string{"no progress for 15s: 0 of 1 pods of web-r2 are available"}, "history", "web", "-o", "json")
 }
 
-// rollbackWaits: a way back that finds a port taken waits for it, says so and alerts, and ends when it is free. The service
-// is scaled meanwhile, and so many pods of the former version run in the end.
+// rollbackWaits: a way back that finds a port taken waits for it, says so and alerts, and ends when it is free. The
+// service is scaled meanwhile, and so many pods of the former version run in the end.
 func rollbackWaits(e *env) {
 	const port = 21710
 	e.site(3, 1)
@@ -96,6 +96,10 @@ func rollbackWaits(e *env) {
 		}
 		return err
 	})
+	out, err := e.tryRcctl("", "rollout", "status", "web", "-w")
+	if err == nil || !strings.Contains(err.Error(), "exit status 5") || !strings.Contains(out, "it goes back, and waits: no progress for 15s") {
+		e.t.Errorf("following a way back that is stuck: %v", err)
+	}
 	e.rcctl("", "scale", "web", "3", "--yes", "--detach")
 	release()
 	e.awaitEnd()

@@ -48,6 +48,7 @@ type Lists interface {
 type Writes interface {
 	Commit(ctx context.Context, b *store.Batch) error
 	CommitRollout(ctx context.Context, s *store.RolloutStep) (index uint64, err error)
+	GateVersion() string
 	HeadLoad(b *store.Batch, reports bool) store.Load
 	LoadOf(rcID string, p *store.Part) store.PartLoad
 	Ring(ctx context.Context, rcID string) error

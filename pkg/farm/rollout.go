@@ -105,6 +105,7 @@ func (u *unit) seen(ctx context.Context, v *view) (*roll.Seen, error) {
 	s := &roll.Seen{
 		Unit: &v.Unit, Schema: v.schema, Breaker: v.breaker, Found: map[string]*rc.Status{}, Now: now,
 		Watched: u.rolling.progress.see(r.ProgressAt, now), Gate: u.rolling.gate.Answer(r.ID),
+		Version: u.kit.writes.GateVersion(),
 	}
 	for _, c := range u.all() {
 		s.Found[c.ID] = c.memory.found
@@ -167,7 +168,7 @@ func (ps *reader) readRollout() {
 	case ps.RolloutErr != nil:
 		s.Rollout = "(its record cannot be read)"
 	case ps.Rollout.Index != 0 && record.Has(ps.id):
-		s.Rollout, s.RolloutIdle = record.Term(), record.State.Idle()
+		s.Rollout, s.RolloutIdle = record.Term(), record.Idle()
 	case preDeploy:
 		s.RC.Disabled = true
 	}

@@ -83,8 +83,8 @@ func (n *simNode) reread() {
 	n.counter = nil
 }
 
-// relist reads the node's realities, as a preparer does every minute: what it wrote with an unknown outcome may have
-// landed since.
+// relist reads the node's realities, as a preparer does every minute. A write whose outcome was unknown may have landed
+// since.
 func (n *simNode) relist() {
 	n.known = map[pod.Identity]simRecord{}
 	for _, r := range n.store.at {

@@ -394,6 +394,8 @@ func (s *simSession) CommitRollout(ctx context.Context, step *store.RolloutStep)
 	return index, err
 }
 
+func (s *simSession) GateVersion() string { return "" }
+
 func (s *simSession) Ring(ctx context.Context, _ string) error {
 	return s.wait(ctx, "ring", "", false, func(fate) { s.store.ring() })
 }

@@ -204,7 +204,10 @@ func withheld(s *Situation) []Cause {
 		},
 		{rc.WaitsForService, "It waits for the other revisions of its service", "Wait; if one of them holds or has pods that were found running, look at that one: rcctl rc explain REF"},
 		{rc.RolloutGone, "Its upgrade in place has stopped midway", "Deploy the service again."},
-		{rc.RolloutStuck, "The rollout of its service waits for longer than its stage_timeout", "Look at it: rcctl rollout status SERVICE. It goes on by itself when it can; deploying another version ends the wait too."},
+		{
+			rc.RolloutStuck, "The rollout of its service waits for longer than its stage_timeout",
+			"Look at it: rcctl rollout status SERVICE. It goes on by itself when it can. Deploying another version ends the wait, too.",
+		},
 		{rc.RolloutTrouble, "The rollout of its service needs somebody", "Look at it: rcctl rollout status SERVICE, or where it has ended rcctl history SERVICE"},
 		{rc.Regressed, "Pods were found running that the records did not know, and stay as they are", "Say what is wanted: rcctl apply -f FILE"},
 	} {

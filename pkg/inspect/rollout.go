@@ -135,8 +135,8 @@ type RolloutView struct {
 	State         rollout.State  `json:"state"`
 	Reason        string         `json:"reason"`
 	BlockedReason string         `json:"held"`  // why nothing moves although it is not paused
-	Stuck         string         `json:"stuck"` // what it waits for although stage_timeout has passed
-	Unfit         bool           `json:"unfit"` // it waits for promote, and its new pods are not available any more
+	Stuck         string         `json:"stuck"` // what the rollout waits for although stage_timeout has passed
+	Unfit         bool           `json:"unfit"` // the rollout waits for promote, and a new pod is not available any more
 	Strategy      string         `json:"strategy"`
 	Stage         int            `json:"stage"`
 	Stages        int            `json:"stages"`
@@ -210,7 +210,8 @@ func (v *RolloutView) Line() string {
 // NewRolloutView is a rollout's record without what is known of its pods.
 func NewRolloutView(r *rollout.Record) *RolloutView {
 	v := &RolloutView{
-		ID: r.ID, Service: r.Service, State: r.State, Reason: r.Reason, BlockedReason: r.BlockedReason, Stuck: r.Stuck, Unfit: r.Unfit(), Strategy: r.Strategy, Stage: r.Stage, Stages: max(r.Stages, r.Stage),
+		ID: r.ID, Service: r.Service, State: r.State, Reason: r.Reason, BlockedReason: r.BlockedReason, Stuck: r.Stuck,
+		Unfit: r.Unfit(), Strategy: r.Strategy, Stage: r.Stage, Stages: max(r.Stages, r.Stage),
 		Phase: r.Phase, By: r.By, StartedAt: r.StartedAt, Revisions: []RevisionView{}, Failures: []string{},
 	}
 	if r.Request != nil {

@@ -48,7 +48,8 @@ const Gone = "Gone"
 // Goals are the goals of a watch.
 var Goals = []string{
 	string(rc.AwaitsStop), string(rc.Converged), Gone, string(rc.Blocked), string(rc.BooksDiffer), string(rc.BreakerTripped), string(rc.CrashLooping), string(rc.Holding), string(rc.InsufficientNodes), string(rc.Misplaced), string(rc.NodeLost),
-	string(rc.Regressed), string(rc.RequestVoid), string(rc.RolloutGone), string(rc.RolloutStuck), string(rc.RolloutTrouble), string(rc.SchedulerFailing), string(rc.Unclaimed), string(rc.Unreadable), string(rc.WaitsForService),
+	string(rc.Regressed), string(rc.RequestVoid), string(rc.RolloutGone), string(rc.RolloutStuck),
+	string(rc.RolloutTrouble), string(rc.SchedulerFailing), string(rc.Unclaimed), string(rc.Unreadable), string(rc.WaitsForService),
 }
 
 // Reached reports whether a watch until a goal has come to its end; an empty goal is none.

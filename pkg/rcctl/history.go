@@ -10,6 +10,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
@@ -19,8 +20,8 @@ func historyCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "history", Usage: "list what was deployed of a service, and what came of it",
 		UsageText: "rcctl history SERVICE [-o table|json|yaml]",
-		Description: `The newest first. The one in effect, or on its way, has a star. Below the table is why the newest of those that failed did so.
--o json has the documents, and all reasons in full.
+		Description: `The newest first. The one in effect, or on its way, has a star. Below the table stands why the newest
+revision that failed did so. -o json has the documents, and all reasons in full.
 
 Examples:
   rcctl history web
@@ -50,11 +51,14 @@ func runHistory(c *cli.Context, std *stdio, s *conn, svc *record.Service) error 
 			inspect.Age(time.Now(), v.At), excerpt(v.Reason, maxReason),
 		}
 	})
-	if i := slices.IndexFunc(views, func(v inspect.HistoryView) bool { return v.Outcome == string(rollout.Failed) }); err == nil && i >= 0 &&
-		c.String("output") == formats[0] {
-		fmt.Fprintf(std.out, "why %d failed: %s\n", views[i].Revision, clean(views[i].Reason))
+	if err != nil || c.String("output") != formats[0] {
+		return err
 	}
-	return err
+	failed := field.Find(views, func(v *inspect.HistoryView) bool { return v.Outcome == string(rollout.Failed) })
+	if failed != nil {
+		fmt.Fprintf(std.out, "why %d failed: %s\n", failed.Revision, clean(failed.Reason))
+	}
+	return nil
 }
 
 // entry finds a revision of a service; rev zero is the newest that is done besides the one in effect.

@@ -98,7 +98,7 @@ func (l *live) ended(ctx context.Context, std *stdio, s *conn, state rollout.Sta
 		}
 		return
 	}
-	v.State, v.Reason, v.BlockedReason, v.Stuck = state, "", "", "" // the reason follows
+	v.State, v.Reason, v.BlockedReason, v.Stuck, v.Unfit = state, "", "", "", false // the reason follows
 	for i := range v.Revisions {
 		if err := revisionPods(ctx, s, v, &v.Revisions[i]); err != nil {
 			return
@@ -107,7 +107,8 @@ func (l *live) ended(ctx context.Context, std *stdio, s *conn, state rollout.Sta
 	l.show(v, time.Now())
 }
 
-// followRollout shows a rollout until it ends. It returns waitEndedf where that is not as it was meant, or where ctx ends first.
+// followRollout shows a rollout until it ends. It returns waitEndedf where that is not as it was meant, where its way
+// back is stuck, or where ctx ends first.
 func followRollout(ctx context.Context, std *stdio, s *conn, service, id string) error {
 	client := &deploy.Client{Store: s.Store}
 	show := live{out: std.out, terminal: terminal(std.out)}
@@ -125,6 +126,9 @@ func followRollout(ctx context.Context, std *stdio, s *conn, service, id string)
 				err = nil // it has ended since; the next look says how
 			case err == nil && v.ID == id:
 				show.show(v, time.Now())
+				if v.State == rollout.RollingBack && v.Stuck != "" { // it may take days
+					return waitEndedf("rollout of %s: it goes back, and waits: %s; %s", service, v.Stuck, goesOn(service))
+				}
 			}
 		}
 		if err != nil && ctx.Err() == nil && err.Error() != connError {
@@ -138,9 +142,14 @@ func followRollout(ctx context.Context, std *stdio, s *conn, service, id string)
 			if show.terminal {
 				fmt.Fprintln(std.out) // behind the ^C
 			}
-			return waitEndedf("rollout of %s: %v; the farms go on with it; look with: rcctl rollout status %s -w", service, err, service)
+			return waitEndedf("rollout of %s: %v; %s", service, err, goesOn(service))
 		}
 	}
+}
+
+// goesOn says what becomes of a rollout that is not followed any more.
+func goesOn(service string) string {
+	return fmt.Sprintf("the farms go on with it; look with: rcctl rollout status %s -w", service)
 }
 
 // rolloutEnded says how a rollout ended.

@@ -21,7 +21,7 @@ func rolloutCommand() *cli.Command {
 		askCommand(rollout.ResumeVerb, "let a paused rollout go on", ""),
 		askCommand(rollout.PromoteVerb, "let a canary, or the new pods of blue-green, take over",
 			"It is refused while the rollout does not wait for it, and while a new pod is not available.",
-			&cli.BoolFlag{Name: "force", Usage: "promote also where new pods are not available"}),
+			&cli.BoolFlag{Name: "force", Usage: "also where new pods are not available, which have stage_timeout to become so"}),
 		askCommand(rollout.AbortVerb, "end a rollout and leave all counts as they are",
 			"Pods of several revisions stay side by side. The next rcctl deploy takes them to one revision."),
 		askCommand(rollout.RollbackVerb, "take a rollout back", "The pods of the revision before come back, without canary, gates and delay."),
@@ -47,7 +47,8 @@ func askRollout(ctx context.Context, s *conn, service string, q rollout.Request)
 			return err
 		}
 		if why := inspect.WhyNot(r, &q); why != "" {
-			return refusedf("rollout of %s cannot be asked to %s, because %s; it is %s, nothing was written", service, verb, why, r.State)
+			return refusedf("rollout of %s cannot be asked to %s, because %s; it is %s, nothing was written",
+				service, verb, why, r.State)
 		}
 		rcID := ""
 		if up := r.Upward(); up != nil {

@@ -20,7 +20,7 @@ func rolloutStatusCommand() *cli.Command {
 		Name: "status", Usage: "show a rollout: its stage, its revisions and their pods",
 		UsageText: "rcctl rollout status SERVICE [-w] [-o table|json|yaml]",
 		Description: `With -w it follows the rollout until that ends, and says how: exit code 0 if it is done, 5 if it failed, was rolled back
-or aborted.
+or aborted, or if its way back waits for longer than stage_timeout.
 
 Examples:
   rcctl rollout status web

@@ -96,12 +96,15 @@ func (w stage) beforeStage() bool {
 }
 
 func (w stage) planStage() bool {
+	if w.Record.State == RollingBack {
+		w.narrow()
+	}
 	if !w.strategy().Plan(w.Work) {
 		return w.timeout("there is no room for a stage: a pod has to go, or to become available, first")
 	}
-	stuck := w.Record.Stuck
-	w.enter(Moving)
-	w.Record.Progress, w.Record.Stuck = w.reached(w.In(Up), w.In(Down)), stuck // until it gets further
+	r := w.Record
+	r.Phase, r.ProgressAt = Moving, w.Now() // Stuck stays until it gets further
+	r.Progress = w.reached(w.In(Up), w.In(Down))
 	return true
 }
 
@@ -180,23 +183,28 @@ func (w stage) awaitPromote() bool {
 
 // promotion follows a rollout that waits for promote. New pods that are not available any more are a stage without
 // progress: stage_timeout counts from when the farm found them so, and auto_promote anew from when they are well again.
+// Pods that the farm knows nothing about are neither, so nothing is promoted and nothing times out.
 func (w stage) promotion() bool {
-	r, unfit := w.Record, w.Upward().lacks()
-	if unfit == "" {
+	r, up := w.Record, w.Upward()
+	lacks := up.lacks()
+	if lacks == "" || !up.isSick() {
 		r.Stuck = ""
 		w.wait()
-		return w.autoPromote()
+		return lacks == "" && w.autoPromote()
 	}
 	if r.WaitingSince != nil {
-		if w.Upward().Status == nil {
-			return false // it is not known how they are
-		}
 		r.WaitingSince, r.ProgressAt = nil, w.Now()
 	}
-	if err := w.hopeless(w.Upward()); err != nil {
+	if err := w.hopeless(up); err != nil {
 		return w.stageFailed(err.Error(), true)
 	}
-	return w.timeout(unfit)
+	return w.timeout(lacks)
+}
+
+// isSick reports whether pods of the revision are known not to be available. Of those on a node without a preparer it
+// is known only that they were.
+func (m *Member) isSick() bool {
+	return m.Status != nil && m.up().Actual+m.Status.UnmanagedAvailable < *m.Target
 }
 
 func (w stage) autoPromote() bool {
@@ -317,15 +325,16 @@ func (m *Member) lacks() string {
 			return fmt.Sprintf("%d pods of %s have yet to stop", over, m.Name)
 		}
 	case m.Ctrl.InPlace != nil && m.Status.UpdatedAvailable < *m.Target:
-		return fmt.Sprintf("%d of %d pods of %s run the new manifest and are available", m.Status.UpdatedAvailable, *m.Target, m.Name)
+		return fmt.Sprintf("%d of %d pods of %s run the new manifest and are available",
+			m.Status.UpdatedAvailable, *m.Target, m.Name)
 	case m.up().Actual < *m.Target:
 		return fmt.Sprintf("%d of %d pods of %s are available", m.up().Actual, *m.Target, m.Name)
 	}
 	return ""
 }
 
-// timeout fails the stage once it has made no progress for stage_timeout. Without a stage_timeout it never fails, but the
-// record says after the default one what it waits for.
+// timeout fails the stage once it has made no progress for stage_timeout. Without a stage_timeout it never fails, but
+// the record says after the default one what it waits for.
 func (w stage) timeout(why string) bool {
 	d := cmp.Or(time.Duration(w.Record.Update.StageTimeout), DefaultStageTimeout)
 	if left := w.left(d, w.Now().Sub(w.Record.ProgressAt)); left > 0 {
@@ -335,8 +344,9 @@ func (w stage) timeout(why string) bool {
 	return w.stageFailed(fmt.Sprintf("no progress for %s: %s", d, why), false)
 }
 
-// stageFailed does what on_timeout says. Where waiting does not help, "continue" pauses. A rollback never ends before it
-// is done: it waits, because the version that it takes away must not serve on. It reports whether another phase begins.
+// stageFailed does what on_timeout says. Where waiting does not help, "continue" pauses. A rollback never ends before
+// it is done: it waits, because the version that it takes away must not serve on. It reports whether another phase
+// begins.
 func (w stage) stageFailed(reason string, final bool) bool {
 	r := w.Record
 	w.noteFailures()
@@ -347,12 +357,9 @@ func (w stage) stageFailed(reason string, final bool) bool {
 	}
 	reason = field.Cut(reason, rc.MaxReason)
 	switch {
-	case r.State == RollingBack:
-		r.Stuck = reason
+	case r.State == RollingBack, !final && (r.Update.OnTimeout == OnTimeoutContinue || r.Update.StageTimeout == 0):
+		r.Stuck, r.ProgressAt = reason, w.Now() // said again after as long, in other words or the same
 		return w.planAnew()
-	case !final && (r.Update.OnTimeout == OnTimeoutContinue || r.Update.StageTimeout == 0):
-		r.Stuck = reason
-		return false
 	case r.Update.OnTimeout == OnTimeoutRollback:
 		w.rollback(reason)
 		return true
@@ -364,14 +371,14 @@ func (w stage) stageFailed(reason string, final bool) bool {
 	}
 }
 
-// planAnew plans the stage of a way back again after its timeout, because what it was planned for may have changed: pods
-// were lost, or others stopped. In place the next stage has more pods, so that one stays as it is.
+// planAnew plans the stage of a way back again, because what it was planned for may have changed: pods were lost, or
+// others stopped. It reports whether it does. In place each plan adds pods, so there the stage stays as it is.
 func (w stage) planAnew() bool {
 	r := w.Record
-	if r.Phase != Moving || r.Strategy == InPlaceStrategy {
+	if r.State != RollingBack || r.Phase != Moving || r.Strategy == InPlaceStrategy {
 		return false
 	}
-	r.Phase, r.ProgressAt = Planning, w.Now()
+	r.Phase = Planning
 	return true
 }
 
@@ -418,7 +425,7 @@ func (w stage) rollback(reason string) {
 	w.nextStage()
 }
 
-// backTo makes what the old revision had the goal of the rollout, within the same bounds.
+// backTo makes what the old revision had the goal of the rollout.
 func (w *Work) backTo() {
 	r, up := w.Record, w.Upward()
 	r.Groups = field.Copy(up.Before)
@@ -426,11 +433,10 @@ func (w *Work) backTo() {
 		r.Groups = rc.Counts(up.Ctrl.ReplicaGroups)
 	}
 	up.final(r.Total())
-	w.narrow()
 }
 
-// narrow takes the bounds of the way forth over for the way back. Where pods stop before others come and the old revision
-// has no more than the minimum, one may be missing: else no pod could ever stop.
+// narrow fits the bounds to the number of pods that the old revision has. Where pods stop before others come, and it
+// has no more than the minimum, one pod may be missing: otherwise no pod could ever stop.
 func (w *Work) narrow() {
 	r := w.Record
 	n := r.Total()

@@ -53,7 +53,10 @@ func begin(s Start, running *Record) (Started, error) {
 			old += o.RC.Desired()
 		}
 	}
-	update, err := s.Knobs.resolve(kind, n, old, len(s.Old) > 0)
+	update, err := s.Knobs.resolve(kind, n, old)
+	if err == nil {
+		err = s.Knobs.room(update, kind, n, len(s.Old) > 0)
+	}
 	if err != nil {
 		return Started{}, err
 	}
@@ -344,7 +347,10 @@ func Rescale(running Record, groups []rc.ReplicaGroup, obs Observed, by string) 
 	if err != nil {
 		return Started{}, err
 	}
-	update, err := running.Knobs.resolve(running.Strategy, total(next), old, true)
+	update, err := running.Knobs.resolve(running.Strategy, total(next), old)
+	if err == nil && !running.GoesBack() { // a way back makes itself room
+		err = running.Knobs.room(update, running.Strategy, total(next), true)
+	}
 	if err != nil {
 		return Started{}, err
 	}

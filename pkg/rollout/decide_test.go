@@ -81,10 +81,13 @@ func TestContinueWaitsOnAndSaysSoOnce(t *testing.T) {
 	if d := w.run(); d.Alert != "" || d.Write {
 		t.Errorf("%+v", d)
 	}
+	if d := w.after(time.Minute); !d.Write || d.Record.ProgressAt != w.now || d.Record.Stuck == "" {
+		t.Errorf("after as long it is not said again: %+v", d)
+	}
 	w.own(web1)
 	w.nodes(1)
 	w.own(web2)
-	if d := w.run(); d.Record.Stuck != "" {
+	if d := w.after(time.Second); d.Record.Stuck != "" {
 		t.Errorf("it got further, and is called stuck: %q", d.Record.Stuck)
 	}
 	w.settles(t, rollout.Done)
@@ -103,7 +106,7 @@ func TestWithoutATimeoutNothingFails(t *testing.T) {
 	if d := w.run(); d.Record.State != rollout.Progressing || d.Record.Stuck == "" {
 		t.Errorf("%+v", d)
 	}
-	if d := w.run(); d.Write || d.Again != 0 {
+	if d := w.run(); d.Write || d.Again != rollout.DefaultStageTimeout {
 		t.Errorf("%+v", d)
 	}
 	w.settles(t, rollout.Done)

@@ -37,8 +37,11 @@ func TestStatesThatRest(t *testing.T) {
 		rollout.Progressing: false, rollout.Paused: true, rollout.WaitingForPromote: true, rollout.RollingBack: false,
 		rollout.Failed: false, rollout.Done: false, rollout.Aborted: false,
 	} {
-		if got := state.Idle(); got != want {
+		if got := (&rollout.Record{State: state}).Idle(); got != want {
 			t.Errorf("%s: %t", state, got)
+		}
+		if !(&rollout.Record{State: state, Stuck: "no room"}).Idle() {
+			t.Errorf("%s and stuck: drains wait", state)
 		}
 	}
 }

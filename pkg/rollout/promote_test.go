@@ -114,7 +114,8 @@ func TestAutoPromoteOfTheSick(t *testing.T) {
 	}
 }
 
-// The farm itself refuses to promote what is sick, and what it does not know. No request stays, or others would wait for it.
+// The farm itself refuses to promote what is sick, and what it does not know. No request stays, or others would wait
+// for it.
 func TestPromoteOfTheSick(t *testing.T) {
 	for strategy := range promoted {
 		w := waiting(t, strategy, nil)
@@ -176,6 +177,51 @@ func TestUnknownWhileItWaitsForPromote(t *testing.T) {
 	delete(w.status, web2)
 	if d := w.after(time.Hour); d.Write || d.Again != 0 {
 		t.Errorf("%+v", d)
+	}
+}
+
+// Of pods on a node without a preparer the farm knows only that they ran: nothing is promoted, and nothing goes back.
+func TestNewPodsWithoutAPreparer(t *testing.T) {
+	for strategy, p := range promoted {
+		w := waiting(t, strategy, func(k *rollout.Knobs) { k.AutoPromote = ptr(field.Duration(time.Second)) })
+		status := *w.status[web2]
+		away := status
+		away.UnmanagedAvailable = 1
+		w.status[web2] = &away
+		w.after(time.Hour)
+		if r := w.record; r.State != rollout.WaitingForPromote || r.Promoted || r.Unfit() {
+			t.Errorf("%s: %+v", strategy, r)
+		}
+		w.ask(rollout.PromoteVerb)
+		if w.record.Promoted {
+			t.Errorf("%s: promoted, and 1 of %d pods is not known", strategy, p.new)
+		}
+		w.status[web2] = &status
+		if d := w.run(); !d.Record.Promoted {
+			t.Errorf("%s: %+v", strategy, d.Record)
+		}
+	}
+}
+
+// What was sick and is not known any more does not go back for that. When it is sick again the time begins anew.
+func TestSickAndThenUnknown(t *testing.T) {
+	for strategy := range promoted {
+		w := waiting(t, strategy, nil)
+		w.sicken(true)
+		sick := w.status[web2]
+		delete(w.status, web2)
+		for range 3 {
+			if d := w.after(time.Hour); d.Record.State != rollout.WaitingForPromote || d.Record.Unfit() {
+				t.Errorf("%s: %+v", strategy, d.Record)
+			}
+		}
+		w.status[web2] = sick
+		if d := w.run(); !d.Record.Unfit() || d.Record.ProgressAt != w.now {
+			t.Errorf("%s: %+v", strategy, d.Record)
+		}
+		if d := w.after(time.Minute); d.Record.State != rollout.RollingBack {
+			t.Errorf("%s: %+v", strategy, d.Record)
+		}
 	}
 }
 

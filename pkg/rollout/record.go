@@ -24,9 +24,6 @@ const (
 // Ended reports whether nothing follows the state.
 func (s State) Ended() bool { return s == Failed || s == Done || s == Aborted }
 
-// Idle reports whether nothing moves until somebody, or time, says so: owners may let pods leave their nodes meanwhile.
-func (s State) Idle() bool { return s == Paused || s == WaitingForPromote }
-
 // Direction says what happens to the pods of a revision.
 type Direction string
 
@@ -74,18 +71,20 @@ type Record struct {
 	Phase         Phase             `json:"phase"`
 	StartedAt     time.Time         `json:"started_at"`
 	StageSince    time.Time         `json:"stage_since"`
-	ProgressAt    time.Time         `json:"progress_at"`                     // of the last progress; stage_timeout counts from here
-	Progress      int               `json:"progress"`                        // the most that was reached in this stage, in pods
-	WaitingSince  *time.Time        `json:"waiting_since,omitempty"`         // for promote, or in a phase that ends by time
-	BlockedReason string            `json:"held,omitempty"`                  // why nothing moves although the rollout is not paused: breaker, another world
-	Stuck         string            `json:"stuck,omitempty" feature:"stuck"` // what the rollout waits for although stage_timeout has passed; a sentence, which people are alerted to
-	Gate          *Gate             `json:"gate,omitempty"`                  // the webhook that is asked now
+	ProgressAt    time.Time         `json:"progress_at"`             // of the last progress, or of Stuck; stage_timeout counts from it
+	Progress      int               `json:"progress"`                // the most that was reached in this stage, in pods
+	WaitingSince  *time.Time        `json:"waiting_since,omitempty"` // for promote, or in a phase that ends by time
+	BlockedReason string            `json:"held,omitempty"`          // why nothing moves although the rollout is not paused: breaker, another world
+	Gate          *Gate             `json:"gate,omitempty"`          // the webhook that is asked now
 	SkipGates     bool              `json:"skip_gates,omitempty"`
 	PreDeploy     *PreDeploy        `json:"pre_deploy,omitempty"` // until it has ended
 	Promoted      bool              `json:"promoted,omitempty"`   // canary, blue-green: nothing waits for promote any more
 	Before        *rc.RC            `json:"before,omitempty"`     // in place: the controller as it was, for a rollback
 	Request       *Request          `json:"request,omitempty"`    // what an operator asks for, until it is carried out or refused
 	Failures      []Failure         `json:"failures,omitempty"`   // at most rc.MaxFailing
+
+	// Stuck says what the rollout waits for although stage_timeout has passed. People are alerted to it.
+	Stuck string `json:"stuck,omitempty" feature:"stuck"`
 }
 
 // Revision is one controller that takes part in a rollout.
@@ -170,6 +169,10 @@ func (r *Record) Upward() *Revision {
 	}
 	return nil
 }
+
+// Idle reports whether nothing moves until a person, or time, says so, or until an obstacle has gone. Owners may let pods
+// leave their nodes meanwhile: otherwise a rollout that is stuck would hold up drains for as long.
+func (r *Record) Idle() bool { return r.State == Paused || r.State == WaitingForPromote || r.Stuck != "" }
 
 // Unfit reports whether the rollout waits for promote with pods that are not available any more.
 func (r *Record) Unfit() bool { return r.State == WaitingForPromote && r.WaitingSince == nil }

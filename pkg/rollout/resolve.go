@@ -7,13 +7,16 @@ import (
 )
 
 // resolve turns the knobs into numbers, for a service that will have n replicas and whose revisions ask for old.
-func (k *Knobs) resolve(kind string, n, old int, hasOld bool) (Update, error) {
+func (k *Knobs) resolve(kind string, n, old int) (Update, error) {
 	if errs := k.Validate(); errs.Err() != nil {
 		return Update{}, fmt.Errorf("%w: %w", ErrRefused, errs)
 	}
-	if k.LeaveOld && !hasOld {
-		return Update{}, fmt.Errorf("%w: leave_old, and there is no old revision that could stay", ErrRefused)
-	}
+	return k.Numbers(kind, n, old), nil
+}
+
+// Numbers are valid knobs in pods, for a rollout of that strategy to n replicas of a service whose revisions ask for
+// old.
+func (k *Knobs) Numbers(kind string, n, old int) Update {
 	u := Update{
 		StageTimeout: field.Duration(k.StageTimeout.Or(DefaultStageTimeout)), OnTimeout: k.OnTimeout, Delay: field.Duration(k.Delay.Or(0)), LeaveOld: k.LeaveOld,
 		AutoPromote: k.AutoPromote, KeepOld: field.Duration(k.KeepOld.Or(0)), Gates: field.Copy(k.Gates),
@@ -36,7 +39,7 @@ func (k *Knobs) resolve(kind string, n, old int, hasOld bool) (Update, error) {
 		}
 	}
 	k.resolveRoom(&u, kind, n, old)
-	return u, k.room(u, kind, n, hasOld)
+	return u
 }
 
 // resolveRoom says how many pods there may be beyond the desired number, and how many may be missing.
@@ -74,6 +77,8 @@ func (k *Knobs) resolveRoom(u *Update, kind string, n, old int) {
 // room refuses knobs with which no stage could ever move.
 func (k *Knobs) room(u Update, kind string, n int, hasOld bool) error {
 	switch {
+	case k.LeaveOld && !hasOld:
+		return fmt.Errorf("%w: leave_old, and there is no old revision that could stay", ErrRefused)
 	case n == 0 || !hasOld:
 		return nil
 	case kind == BlueGreenStrategy && k.MaxSurge != nil && k.MaxSurge.upTo(n) < n:

@@ -153,6 +153,7 @@ func TestStages(t *testing.T) {
 		{"a canary larger than the surge", rollout.CanaryStrategy, rollout.Update{Step: 5, Surge: 2, CanaryPods: 4, Min: 7}, 10, []rev{{has: 8, share: 80}, up(rev{has: 2, share: 20})}, "8 80%, 4 20%"},
 		{"a canary beside what stays", rollout.CanaryStrategy, rollout.Update{Step: 5, Surge: 3, CanaryPods: 2, Min: 8}, 10, []rev{{has: 9, share: 80}, stay(1, 10), up(rev{})}, "9 80%, -, 2 0%"},
 		{"a canary of a lower number of pods", rollout.CanaryStrategy, rollout.Update{Step: 1, Surge: 1, Keep: 2, CanaryPods: 1, Min: 4}, 4, []rev{{has: 6, share: 100}, up(rev{})}, "6 100%, 1 0%"},
+		{"a canary takes the place of one that does not serve", rollout.CanaryStrategy, rollout.Update{Step: 5, Surge: 1, CanaryPods: 1, Min: 8}, 10, []rev{{has: 9, away: 1}, {has: 2, away: 2, abandoned: true}, up(rev{})}, "9 0%, 1 0%, 0 0%"},
 		{"a canary without a surge takes its own place only", rollout.CanaryStrategy, rollout.Update{Step: 5, Unavailable: 3, CanaryPods: 1, Min: 7}, 10, []rev{{has: 10, share: 100}, up(rev{})}, "9 90%, 0 10%"},
 		{"those that do not serve go first", "", rollout.Update{Step: 1, Min: 8}, 10, []rev{{has: 8, share: 80}, {has: 2, share: 20, away: 2}, up(rev{})}, "8 80%, 0 0%, 0 20%"},
 		{"one of four does not serve", "", rollout.Update{Step: 1, Min: 8}, 10, []rev{{has: 6}, {has: 4, away: 1}, up(rev{})}, "6 0%, 3 0%, 0 0%"},

@@ -115,6 +115,9 @@ func (r rolling) planTo(w *Work, limit int) bool {
 	}
 	if more <= min(has, n) && less == old {
 		spare, idle := w.makeRoom(downs, min(grow, max(0, limit-has)), limit > has)
+		if limit < n {
+			idle = min(idle, limit-has) // a canary takes the place of no more than it needs
+		}
 		less = max(0, old-spare-idle)
 		u.Keep = max(0, u.Keep-idle) // they have no room that another could have
 	}
@@ -249,8 +252,8 @@ func (w *Work) final() bool {
 	return up != nil && up.Target != nil && *up.Target == w.Record.Total()
 }
 
-// Reverse implements Strategy. The revision to go back to is the newest that was not abandoned; revisions that stayed do
-// not move. It takes the service's name back before any other pod goes: its pods that stand by are no progress.
+// Reverse implements Strategy. The revision to go back to is the newest that was not abandoned; revisions that stayed
+// do not move. It takes the service's name back before any other pod goes: its pods that stand by are no progress.
 func (rolling) Reverse(w *Work) bool {
 	var base *Member // one whose controller is gone cannot come back
 	for _, m := range w.Members {

@@ -50,8 +50,8 @@ func (w *world) stuckGoingBack(t *testing.T, want string) {
 	}
 }
 
-// Where the old version had fewer pods than the minimum of the new one, and no pod may come beside them, the way back is
-// open all the same.
+// Where the old version had fewer pods than the minimum of the new one, and no pod may come beside them, the way back
+// is open all the same.
 func TestRollbackToFewerPodsWithoutASurge(t *testing.T) {
 	w := traced(t)
 	w.old(1, 4)
@@ -81,6 +81,35 @@ func TestInPlaceRollbackWaits(t *testing.T) {
 	if w.running("d1") != 6 {
 		t.Errorf("%+v", w.ended)
 	}
+}
+
+// A way back that an earlier version began has the minimum of the way forth. It moves on all the same.
+func TestRollbackOfAnEarlierVersion(t *testing.T) {
+	u := rollout.Update{Step: 1, Unavailable: 1, Min: 4}
+	rec, obs := staged(rollout.ResourceUtilStrategy, rollout.Planning, u, 4,
+		rev{dir: rollout.Up, has: 3, share: 75}, rev{has: 1, share: 25, abandoned: true})
+	rec.State, rec.Groups = rollout.RollingBack, groupsOf(4)
+	d := rollout.Decide(rec, obs)
+	if u := d.Record.Update; u.Min != 3 || u.Unavailable != 1 || d.Record.Phase != rollout.Moving {
+		t.Errorf("%+v", d.Record)
+	}
+}
+
+// Scaling a way back is not refused for want of room between the knobs, because the way back makes itself room.
+func TestScaleOfAWayBackWithTheMinimum(t *testing.T) {
+	w := traced(t)
+	w.old(1, 4)
+	w.must(t, w.deploy(rollout.Knobs{Order: rollout.StopFirst, MinAvailable: ptr(3)}, 2, 4))
+	for len(w.podsOf(web2)) < 1 {
+		w.round()
+	}
+	w.ask(rollout.RollbackVerb)
+	w.rescale(3)
+	if w.record.Total() != 3 || w.record.Update.Min != 2 {
+		t.Errorf("%d pods, %+v", w.record.Total(), w.record.Update)
+	}
+	w.settles(t, rollout.Failed)
+	w.has(t, map[string]int{web1: 3, web2: 0})
 }
 
 // What a rollout goes back to serves in the end, whichever strategy had it stand by.

@@ -79,6 +79,12 @@ func (s *RolloutStep) ForgetsTrouble() bool {
 	return s.Trouble == nil && old.Index != 0 && (s.Ended || s.Over || old.Value.Rollout != s.Unit.Rollout.Value.ID)
 }
 
+// GateVersion returns the version gate as it is known, "" before the first write.
+func (t *Batches) GateVersion() string {
+	version, _ := t.guard.last()
+	return version
+}
+
 // CommitRollout carries a step out, and returns Consul's index at which it has landed. Its error matches ErrRefused
 // (see LockRefused) or ErrUnknown. One that matches none of them says that what the service was could not be read, and
 // nothing was sent.
@@ -111,7 +117,7 @@ func (t *Batches) CommitRollout(ctx context.Context, s *RolloutStep) (index uint
 		// time.
 		ops = append(append(ops, outcome...), consul.CheckIndex(key, was.Index), consul.Delete(key))
 	case s.Record != nil:
-		ops = append(ops, cas(key, allowed(t.guard, s.Record), was.Index))
+		ops = append(ops, cas(key, s.Record, was.Index))
 	default:
 		ops = append(ops, consul.CheckIndex(key, was.Index))
 	}
@@ -184,10 +190,10 @@ func (s *Operator) AskRollout(ctx context.Context, a RolloutAsk) error {
 		switch asked := rec.Value.Request; {
 		case a.ID != "" && a.ID != rec.Value.ID:
 			return ErrConflict
-		case asked != nil && asked.Verb == a.Request.Verb:
-			return nil
-		case asked != nil:
+		case asked != nil && asked.Verb != a.Request.Verb:
 			return ErrAsked
+		case asked != nil && (asked.Force || !a.Request.Force):
+			return nil
 		}
 		rec.Value.Request = &a.Request
 		unit := rec.Value.Unit()

@@ -22,7 +22,8 @@ func by(strategy, text string) way {
 	return way{text, func(r *RollingStrategy, _ *record.ServiceSpec) { r.Override = strategy }}
 }
 
-// advise says in a refusal which ways work on the same snapshot: each is planned. Where none does, the refusal's own advice stays.
+// advise says in a refusal which ways work on the same snapshot: each is planned. Where none does, the refusal's own
+// advice stays.
 func (r *RollingStrategy) advise(refused *RefusedError, client Client, svc *record.Service, spec *record.ServiceSpec) {
 	var works []string
 	var fails string
@@ -55,7 +56,8 @@ func (r *RollingStrategy) advise(refused *RefusedError, client Client, svc *reco
 func (p *planner) noRoom(end Room, pods int, format string, args ...any) error {
 	refused := &RefusedError{Service: p.spec.Name, Reason: "no-room: " + fmt.Sprintf(format, args...), lead: "use "}
 	if n := end.Reasons[scheduler.Selector]; n > 0 && n == len(p.State.Nodes) {
-		refused.Reason = fmt.Sprintf("no-room: the node_selector %q matches none of %s", p.spec.NodeSelector, field.Count(n, "node"))
+		refused.Reason = fmt.Sprintf("no-room: the node_selector %q matches none of %s",
+			p.spec.NodeSelector, field.Count(n, "node"))
 		refused.Do = "no strategy helps: change it, or label nodes: rcctl node label NODE KEY=VALUE"
 		return refused
 	}
@@ -64,7 +66,7 @@ func (p *planner) noRoom(end Room, pods int, format string, args ...any) error {
 		refused.Do = "no strategy helps: free the port, or use another one"
 	}
 	kind := p.knobs.Kind()
-	if pods > 0 && (kind != rollout.BlueGreenStrategy || pods < p.step()) {
+	if pods > 0 && (kind != rollout.BlueGreenStrategy || pods < p.numbers().Step) {
 		strategy, text := "", fmt.Sprintf("update.max_surge: %d", pods)
 		if kind == rollout.BlueGreenStrategy {
 			strategy, text = rollout.AvailabilityStrategy, "--strategy availability with "+text
@@ -74,7 +76,9 @@ func (p *planner) noRoom(end Room, pods int, format string, args ...any) error {
 		}})
 	}
 	for _, other := range []struct{ strategy, how string }{
-		{rollout.AvailabilityStrategy, "new pods start first"}, {rollout.ResourceUtilStrategy, "old pods stop first"}, {rollout.InPlaceStrategy, "pods stay on their nodes"},
+		{rollout.AvailabilityStrategy, "new pods start first"},
+		{rollout.ResourceUtilStrategy, "old pods stop first"},
+		{rollout.InPlaceStrategy, "pods stay on their nodes"},
 	} {
 		if other.strategy != kind {
 			refused.ways = append(refused.ways, by(other.strategy, fmt.Sprintf("--strategy %s (%s)", other.strategy, other.how)))

@@ -49,8 +49,8 @@ func held(state *plan.State, port int, at ...int) {
 	}
 }
 
-// Where no strategy helps, a refusal says what is in the way and what to do about it; else it names what was tried and
-// has room.
+// A refusal names the strategies that the planner has tried and that have room. Where there are none it says what is in
+// the way, and what to do about it.
 func TestRefusalsSayWhatHelps(t *testing.T) {
 	const selector = `node_selector="zone=x"`
 	for _, tt := range []struct {
@@ -117,6 +117,8 @@ func TestRefusalsSayWhatHelps(t *testing.T) {
 			s.Nodes["n0"].Ops.Unschedulable, s.Nodes["n1"].Ops.Unschedulable, s.Nodes["n2"].Ops.Unschedulable = true, true, true
 			return s
 		}, []string{newManifest}, "(nodes that take no more: drained: 3); use --strategy in-place (pods stay on their nodes)"},
+		{"a share of the surge is a pod at least", func(c *cluster) *plan.State { return c.full(3, 3) },
+			[]string{newManifest, `update.max_surge="10%"`}, "starts 1 pod before it stops others, and the nodes have room for 0"},
 		{"a smaller surge", func(c *cluster) *plan.State {
 			s := c.full(3, 3)
 			s.Nodes["n0"].Capacity.Slots++
@@ -180,7 +182,7 @@ func TestInPlaceIsTriedBeforeItIsNamed(t *testing.T) {
 	}
 }
 
-// A strategy that is given for one rollout decides what a change takes, whatever the document says.
+// The flag --strategy decides what a change takes. The strategy of the document does not count then.
 func TestTheGivenStrategyDecidesWhatAChangeTakes(t *testing.T) {
 	const inPlace, start = `update.strategy="in-place"`, "start rollout "
 	for _, tt := range []struct{ document, given, change, want string }{

@@ -13,8 +13,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// room fills in what a plan says about room. It returns a *RefusedError where no pod of a rollout would find a place, or those of its first stage
-// would not. A new service is deployed all the same: nodes may come.
+// room fills in what a plan says about room. It returns a *RefusedError where no pod of a rollout would find a place,
+// or those of its first stage would not. A new service is deployed all the same: nodes may come.
 func (p *planner) room(c course, out *Plan) error {
 	total := p.spec.Total()
 	if p.State == nil || total == 0 || c == allow {
@@ -22,8 +22,9 @@ func (p *planner) room(c course, out *Plan) error {
 	}
 	pods := p.placed()
 	end := p.end(c, pods)
+	moved := c == update && len(pods) > 0 && p.spec.NodeSelector != p.base.Spec.NodeSelector
 	switch {
-	case c == inPlace && end.Pods == 0, c == update && end.Pods == 0 && len(pods) > 0 && p.spec.NodeSelector != p.base.Spec.NodeSelector:
+	case end.Pods == 0 && (c == inPlace || moved):
 		return p.noRoom(end, 0, "no pod can be upgraded where it is, and no node takes a new one (%s)", end)
 	case c == recreate && end.Pods == 0:
 		return p.noRoom(end, 0, "no node takes a pod of the new revision, not even without those that it has now (%s)", end)
@@ -44,7 +45,8 @@ func (p *planner) firstStage(pods []placed, end Room) error {
 	want := p.surge()
 	if stops := p.stops(); stops > 0 {
 		if room := p.roomAfter(pods, stops, 1); room.Pods == 0 {
-			return p.noRoom(end, 0, "the strategy %s stops %s before it starts others, and the nodes have room for none then (%s)",
+			return p.noRoom(end, 0,
+				"the strategy %s stops %s before it starts others, and the nodes have room for none then (%s)",
 				p.knobs.Kind(), field.Count(stops, "pod"), room)
 		}
 		return nil
@@ -53,12 +55,14 @@ func (p *planner) firstStage(pods []placed, end Room) error {
 	if room.Pods >= want {
 		return nil
 	}
-	return p.noRoom(end, room.Pods, "the strategy %s starts %s before it stops others, and the nodes have room for %d (%s)",
+	return p.noRoom(end, room.Pods,
+		"the strategy %s starts %s before it stops others, and the nodes have room for %d (%s)",
 		p.knobs.Kind(), field.Count(want, "pod"), room.Pods, room)
 }
 
-// roomAfter is State.Room after some pods have stopped, and those that go before them: a replaced or aborted rollout may leave more pods than the
-// service has in effect and is to have. Pods that only a lower number makes too many stay until the new pods serve.
+// roomAfter is State.Room after some pods have stopped, and those that go before them: a replaced or aborted rollout
+// may leave more pods than the service has in effect and is to have. Pods that only a lower number makes too many stay
+// until the new pods serve.
 func (p *planner) roomAfter(pods []placed, stopped, wanted int) Room {
 	total := p.spec.Total()
 	if p.current != nil && p.knobs.Kind() != rollout.BlueGreenStrategy {
@@ -68,7 +72,8 @@ func (p *planner) roomAfter(pods []placed, stopped, wanted int) Room {
 	return p.State.without(pods[:gone]).Room(p.spec, wanted)
 }
 
-// end returns how many pods run as the document says when all is done: those that stay, and the others that find a place.
+// end returns how many pods run as the document says when all is done: those that stay, and the others that find a
+// place.
 func (p *planner) end(c course, pods []placed) Room {
 	there, gone := p.staying(c, pods)
 	after := p.State.without(gone)
@@ -84,8 +89,8 @@ func (p *planner) end(c course, pods []placed) Room {
 	return room
 }
 
-// staying tells the pods that stay pods of their controller from those that go. In place, and where only counts change, those go that are too many,
-// and those that have to leave their nodes.
+// staying tells the pods that stay pods of their controller from those that go. In place, and where only counts
+// change, those go that are too many, and those that have to leave their nodes.
 func (p *planner) staying(c course, pods []placed) (stay, gone []placed) {
 	if c == first || c == recreate {
 		return nil, pods
@@ -150,8 +155,8 @@ func (p *planner) upgrade(after *State, at placed, stuck *Room) {
 	after.Taken[at.node].Claims[at.id.String()] = claim
 }
 
-// placed returns the service's pods that have a place in the order in which they go: those of revisions that stand by, then of the newest. Of each
-// revision those on nodes that are not open come first, then those with the highest index.
+// placed returns the service's pods that have a place in the order in which they go: those of revisions that stand by,
+// then of the newest. Of each revision those on nodes that are not open come first, then those with the highest index.
 func (p *planner) placed() []placed {
 	if p.svc == nil {
 		return nil
@@ -173,13 +178,15 @@ func (p *planner) placed() []placed {
 	var all []placed
 	for _, id := range p.leaving() {
 		all = append(all, slices.SortedFunc(slices.Values(pods[id]), func(a, b placed) int {
-			return cmp.Or(cmp.Compare(closed(a), closed(b)), cmp.Compare(b.id.Index, a.id.Index), a.id.Compare(b.id), cmp.Compare(a.node, b.node))
+			return cmp.Or(cmp.Compare(closed(a), closed(b)), cmp.Compare(b.id.Index, a.id.Index),
+				a.id.Compare(b.id), cmp.Compare(a.node, b.node))
 		})...)
 	}
 	return all
 }
 
-// leaving returns the controllers of the service in the order in which they give pods up: first those that stand by, then the newest.
+// leaving returns the controllers of the service in the order in which they give pods up: first those that stand by,
+// then the newest.
 func (p *planner) leaving() []string {
 	var aside, ids []string
 	for _, c := range slices.Backward(p.svc.Controllers) {

@@ -27,10 +27,12 @@ var inPlaceOnly = []way{by(rollout.InPlaceStrategy, "leave the strategy out, or 
 // refuse returns a *RefusedError where the present state forbids the change, or where pods must stay where they are.
 func (p *planner) refuse(c course) error {
 	if kind := p.knobs.Kind(); p.spec.Mode == rc.EachNode && kind != rollout.InPlaceStrategy {
-		return p.refusedBut(inPlaceOnly, "the strategy %s replaces pods by others elsewhere, and mode is each-node: there is one pod on each node", kind)
+		return p.refusedBut(inPlaceOnly,
+			"the strategy %s replaces pods by others elsewhere, and mode is each-node: there is one pod on each node", kind)
 	}
 	if kind := p.knobs.Kind(); rc.HasOrdered(p.spec.ReplicaGroups) && kind != rollout.InPlaceStrategy {
-		return p.refusedBut(inPlaceOnly, "the strategy %s replaces pods by others, and a replica group is ordered: no index may have two living copies", kind)
+		return p.refusedBut(inPlaceOnly,
+			"the strategy %s replaces pods by others, and a replica group is ordered: no index may have two living copies", kind)
 	}
 	if c == first {
 		return nil
@@ -48,7 +50,8 @@ func (p *planner) refuse(c course) error {
 			limit := field.Duration(takes.Duration + rollout.DefaultStageTimeout)
 			s.Update.StageTimeout = &limit
 		}}
-		return p.refusedBut([]way{longer}, "update.stage_timeout is %s, within which no pod of the revision in effect could be replaced",
+		return p.refusedBut([]way{longer},
+			"update.stage_timeout is %s, within which no pod of the revision in effect could be replaced",
 			p.knobs.StageTimeout.Or(rollout.DefaultStageTimeout))
 	}
 	if c != recreate || p.current == nil || p.unattached() {
@@ -57,12 +60,14 @@ func (p *planner) refuse(c course) error {
 	if p.knobs.Kind() == rollout.InPlaceStrategy {
 		return p.refusedBut([]way{
 			{"leave --recreate out", func(r *RollingStrategy, _ *record.ServiceSpec) { r.ForceRecreate = false }},
-			by(rollout.AvailabilityStrategy, "use --strategy availability"), by(rollout.ResourceUtilStrategy, "use --strategy resourceutil"),
+			by(rollout.AvailabilityStrategy, "use --strategy availability"),
+			by(rollout.ResourceUtilStrategy, "use --strategy resourceutil"),
 		}, "the strategy in-place makes no new revision of pods that are as they should be")
 	}
 	for _, s := range []*record.ServiceSpec{&p.base.Spec, p.spec} {
 		if why := anchored(s); why != "" {
-			return p.refusedBut([]way{by(rollout.InPlaceStrategy, "use update.strategy: in-place")}, "%s, so that no pod of a new revision could take its place", why)
+			return p.refusedBut([]way{by(rollout.InPlaceStrategy, "use update.strategy: in-place")},
+				"%s, so that no pod of a new revision could take its place", why)
 		}
 	}
 	return nil
@@ -116,51 +121,22 @@ func (p *planner) chooseOrder(c course) {
 	}
 }
 
-// surge is how many pods of the new revision a stage starts before it stops others.
-func (p *planner) surge() int {
-	total := p.spec.Total()
-	if p.knobs.Kind() == rollout.BlueGreenStrategy {
-		return total
+// numbers are the knobs in pods, as the rollout will have them.
+func (p *planner) numbers() rollout.Update {
+	had := 0
+	if p.current != nil {
+		had = p.current.RC.Desired()
 	}
-	if p.knobs.MaxSurge != nil {
-		return min(total, amount(*p.knobs.MaxSurge, total))
-	}
-	return p.step()
+	return p.knobs.Numbers(p.knobs.Kind(), p.spec.Total(), had)
 }
+
+// surge is how many pods of the new revision a stage starts before it stops others.
+func (p *planner) surge() int { return min(p.numbers().Surge, p.spec.Total()) }
 
 // stops is how many pods a stage stops before it starts others.
 func (p *planner) stops() int {
-	n, total := 0, p.spec.Total()
-	switch {
-	case !p.knobs.StopsFirst() && p.surge() > 0:
-		return 0
-	case p.knobs.MaxUnavailable != nil:
-		n = amount(*p.knobs.MaxUnavailable, total)
-	case p.knobs.StopsFirst():
-		n = p.step()
-	default:
-		n = total // less what has to be available
+	if u := p.numbers(); p.knobs.StopsFirst() || u.Surge == 0 {
+		return u.Unavailable
 	}
-	if p.knobs.MinAvailable != nil {
-		n = min(n, max(0, total-*p.knobs.MinAvailable))
-	}
-	return min(n, total)
-}
-
-// step is how many pods a stage replaces.
-func (p *planner) step() int {
-	total := p.spec.Total()
-	step := max(1, total*rollout.DefaultStep/100)
-	if p.knobs.Step != nil {
-		step = max(1, amount(*p.knobs.Step, total))
-	}
-	return min(step, total)
-}
-
-// amount returns how many of total pods an amount is; a share is rounded down.
-func amount(a rollout.Amount, total int) int {
-	if a.Percent {
-		return total * a.N / 100
-	}
-	return a.N
+	return 0
 }

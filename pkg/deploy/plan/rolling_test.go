@@ -137,6 +137,17 @@ func turned(t *testing.T, c *cluster) {
 	}
 }
 
+// A plan says which revision gets another number of pods while the rollout goes back, because that is not the newest.
+func TestScalingAWayBackWarns(t *testing.T) {
+	c := &cluster{}
+	turned(t, c)
+	p, err := c.planOf(t, sample(t, newManifest, `replicas=5`))
+	want := []string{"the rollout goes back to web-r1: that gets the number of pods, and web-r2 goes"}
+	if err != nil || !slices.Equal(p.Warnings, want) {
+		t.Errorf("%q, %v", p.Warnings, err)
+	}
+}
+
 // planOf plans a document and returns the lines of the plan.
 func (c *cluster) planOf(t *testing.T, spec *record.ServiceSpec, change ...func(*plan.RollingStrategy)) (plan.Plan, error) {
 	t.Helper()

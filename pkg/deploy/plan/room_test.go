@@ -124,7 +124,8 @@ func TestALowerNumberFreesNoRoom(t *testing.T) {
 	}
 }
 
-// Pods that are upgraded on one node share what it has: what one of them takes more the next one has no room for.
+// Pods that a rollout upgrades on one node share its room. Where the first one takes all that is free, the next one has
+// none.
 func TestPodsInPlaceShareTheirNode(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t, `replicas=2`, `pod.launchables=`+launchableWith(`{"cpu": 1000}`)))

@@ -348,8 +348,9 @@ func isUnhealthy(p *Pod) bool {
 	return r != nil && r.Revision >= p.Revision && r.Digest == p.Digest && r.State == pod.StateUnhealthy
 }
 
-// failing returns the first few pods at the manifests that their roles have now that fail or are unhealthy, those first for
-// which there is no hope. A rollout whose stage fails keeps them, because the pods are gone when people look.
+// failing returns the first few pods at the manifests that their roles have now that fail or are unhealthy, those
+// first for which there is no hope. A rollout whose stage fails keeps them, because the pods are gone when people
+// look.
 func failing(s *Snapshot) []rc.PodFailure {
 	var found []rc.PodFailure
 	for p := range s.running() {

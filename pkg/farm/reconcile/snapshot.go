@@ -53,10 +53,10 @@ type Snapshot struct {
 	Manifests map[string]*manifest.Manifest
 	// Rollout names the rollout in charge of the controller, "" for none.
 	Rollout string
-	// RolloutIdle: the rollout in charge is paused or waits for promote, so that pods may leave their nodes.
+	// RolloutIdle: the rollout in charge is paused, waits for promote or is stuck, so that pods may leave their nodes.
 	RolloutIdle bool
-	// RolloutTrouble is what people are to be alerted to about the rollout, and RolloutStuck what it waits for although
-	// its time is over; "" for nothing. One controller of the service is told of it.
+	// RolloutTrouble says why the rollout needs people. RolloutStuck says what it waits for although its stage_timeout has
+	// passed. "" is nothing. The farm fills them in for one controller of the service, so that it alerts people once.
 	RolloutTrouble, RolloutStuck string
 
 	lost    map[DeadNode]time.Time  // deaths of nodes whose machines were lost when they were looked at last, as the placements say, and since when

@@ -1,10 +1,12 @@
 package roll
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -25,6 +27,7 @@ type Seen struct {
 	Now     time.Time
 	Watched time.Duration // how long the owner has seen the rollout without progress
 	Gate    *rollout.GateAnswer
+	Version string // the version gate; "" where it is not known
 }
 
 // Observe is what a decision about the rollout is made from.
@@ -69,8 +72,13 @@ func (s *Seen) statusOf(id string) *rc.Status {
 	return nil
 }
 
-// StepOf returns what a decision writes, nil for nothing. The owner adds its fence.
+// StepOf returns what a decision writes, nil for nothing. The owner adds its fence. While the version gate does not
+// allow it the record does not say that the rollout is stuck, so that a step which says nothing else is none.
 func StepOf(s *Seen, d *rollout.Decision, who string) *store.RolloutStep {
+	if f := feature.Known.Named("stuck"); d.Record.Stuck != "" && s.Version != "" && feature.After(f.Since, s.Version) {
+		d.Record.Stuck = ""
+		d.Write = d.Write && !reflect.DeepEqual(d.Record, s.Unit.Rollout.Value)
+	}
 	if !d.Write && !d.Ended && len(d.RCs)+len(d.Delete)+len(d.Audit) == 0 && d.Alert == "" {
 		return nil
 	}

@@ -304,6 +304,27 @@ func TestStepOf(t *testing.T) {
 	}
 }
 
+// A field that the version gate does not allow is not written, and a step for that field alone is none.
+func TestStuckIsWrittenWhereTheGateAllowsIt(t *testing.T) {
+	t.Parallel()
+	for gate, says := range map[string]string{"": "no room", "0.1.0": "", "0.2.0": "no room"} {
+		for _, moves := range []bool{false, true} {
+			s := seen()
+			s.Version = gate
+			d := rollout.Decision{Record: s.Unit.Rollout.Value, Write: true}
+			if d.Record.Stuck = "no room"; moves {
+				d.Record.Stage++
+			}
+			step := roll.StepOf(s, &d, "f")
+			if written := step != nil; written != (says != "" || moves) {
+				t.Errorf("gate %q, moves %v: %+v", gate, moves, step)
+			} else if written && step.Record.Stuck != says {
+				t.Errorf("gate %q: it says %q", gate, step.Record.Stuck)
+			}
+		}
+	}
+}
+
 // Controllers that only get the deletion mark get it once, and with another generation. Who changed a controller is
 // named anew where its generation is.
 func TestStepOfMarksForDeletion(t *testing.T) {

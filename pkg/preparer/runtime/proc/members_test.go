@@ -39,7 +39,7 @@ func daemon(t *testing.T, variable string) (st Stat) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = st.Signal(unix.SIGKILL) })
-	consultest.Eventually(t, time.Minute, func() error { // it is a copy of the shell at first, and without variables between
+	consultest.Eventually(t, time.Minute, func() error { // first it is a copy of the shell, then it has no variables
 		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 		if err == nil && string(name) != "sleep\n" {
 			err = fmt.Errorf("process %d is %q", pid, name)

@@ -1,0 +1,142 @@
+package plan
+
+import (
+	"fmt"
+	"iter"
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// moving returns the controller that grows to the new counts: while the rollout goes back that is an old one.
+func (p *planner) moving(c course) *record.Controller {
+	if c == rescale && p.svc.Rollout.GoesBack() {
+		if was := p.svc.Controller(p.svc.Rollout.Upward().RC); was != nil {
+			return was
+		}
+	}
+	return p.current
+}
+
+// scaled returns the controller that gets the counts of the target, which is another one while the rollout goes back.
+func (p *planner) scaled(c course, target *rc.RC) *rc.RC {
+	was := p.moving(c)
+	if was == p.current {
+		return target
+	}
+	r := was.RC
+	r.ReplicaGroups = r.WithCounts(target.ReplicaGroups)
+	return &r
+}
+
+// scales lists the roles whose counts change. Where the nodes say how many pods there are no count does.
+func (p *planner) scales(target *rc.RC) []Operation {
+	if target.EachNode() {
+		return nil
+	}
+	before := p.base.Spec.Groups()
+	var ops []Operation
+	for role := range rolesOf(before, target.ReplicaGroups) {
+		if from, to := countOf(before, role), countOf(target.ReplicaGroups, role); from != to {
+			ops = append(ops, &step{sign: Changed, text: fmt.Sprintf("scale %s of controller %s from %d to %d", role, target.Name, from, to)})
+		}
+	}
+	return ops
+}
+
+// pods returns how many pods a controller is to have: as many as nodes match, where it has one on each.
+func (p *planner) pods(r *rc.RC) int {
+	switch {
+	case !r.EachNode():
+		return r.Desired()
+	case p.current != nil && p.current.RC.ID == r.ID && p.current.RC.EachNode() && p.current.Status != nil:
+		return p.current.Status.Placed
+	case p.State != nil:
+		return p.State.Room(p.spec, rc.MaxReplicas).Pods
+	default:
+		return 0
+	}
+}
+
+// moves returns how many pods of a controller come and how many go where its groups change: one role's do not make up
+// for another's.
+func moves(before, after []rc.ReplicaGroup) (more, less int) {
+	for role := range rolesOf(before, after) {
+		from, to := countOf(before, role), countOf(after, role)
+		more += max(0, to-from)
+		less += max(0, from-to)
+	}
+	return more, less
+}
+
+// rolesOf returns the roles of groups, in their order, each once.
+func rolesOf(before, after []rc.ReplicaGroup) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		done := map[string]bool{}
+		for _, g := range slices.Concat(after, before) {
+			if !done[g.Role] && !yield(g.Role) {
+				return
+			}
+			done[g.Role] = true
+		}
+	}
+}
+
+// countOf returns how many pods a role has.
+func countOf(groups []rc.ReplicaGroup, role string) int {
+	return rc.Total(slices.DeleteFunc(slices.Clone(groups), func(g rc.ReplicaGroup) bool { return g.Role != role }))
+}
+
+// forecasts lists what others are going to do.
+func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *string) []Operation {
+	about := func(fate fate, r *rc.RC, count, goal int) Operation {
+		text := fate.verb + " " + field.Count(count, "pod") + " of " + r.Name
+		return await(fate.sign, text, Goal{Service: p.spec.Name, RC: r.ID, Reached: fate.until, Pods: goal}, id)
+	}
+	var ops []Operation
+	total, had := p.pods(target), 0
+	more, less := total, 0
+	if c == rescale || c == inPlace || c == update {
+		was := &p.moving(c).RC
+		had = p.pods(was)
+		more, less = max(0, total-had), max(0, had-total)
+		if !target.EachNode() && !was.EachNode() {
+			more, less = moves(was.ReplicaGroups, target.ReplicaGroups)
+		}
+	}
+	if c == inPlace {
+		replaced := min(had, total)
+		if limits != nil && len(limits.Roles) > 0 {
+			replaced = min(limits.Counted(p.current.RC.ReplicaGroups), limits.Counted(target.ReplicaGroups))
+		}
+		if replaced > 0 {
+			ops = append(ops, about(replace, target, replaced, total))
+		}
+	}
+	if more > 0 {
+		for _, v := range p.spec.Pod.Volumes {
+			ops = append(ops, &CreateVolumeOperation{Volume: v.Name, Pods: more})
+		}
+		ops = append(ops, about(run, target, more, total))
+	}
+	if less > 0 {
+		ops = append(ops, about(stop, target, less, total), about(remove, target, less, total))
+	}
+	if p.svc == nil {
+		return ops
+	}
+	for _, o := range p.svc.Others(target.ID) {
+		if c == update || c == rescale && o.RC.Desired() == 0 {
+			continue
+		}
+		if n := o.RC.Desired(); n > 0 {
+			ops = append(ops, about(stop, &o.RC, n, 0), about(remove, &o.RC, n, 0))
+		}
+		if !p.knobs.LeaveOld {
+			ops = append(ops, await(Removed, "delete controller "+o.RC.Name+" when it has no pods", Goal{Service: p.spec.Name, RC: o.RC.ID, Reached: Gone}, id))
+		}
+	}
+	return ops
+}
