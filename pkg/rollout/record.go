@@ -172,7 +172,9 @@ func (r *Record) Upward() *Revision {
 
 // Idle reports whether nothing moves until a person, or time, says so, or until an obstacle has gone. Owners may let pods
 // leave their nodes meanwhile: otherwise a rollout that is stuck would hold up drains for as long.
-func (r *Record) Idle() bool { return r.State == Paused || r.State == WaitingForPromote || r.Stuck != "" }
+func (r *Record) Idle() bool {
+	return r.State == Paused || r.State == WaitingForPromote || r.Stuck != ""
+}
 
 // Unfit reports whether the rollout waits for promote with pods that are not available any more.
 func (r *Record) Unfit() bool { return r.State == WaitingForPromote && r.WaitingSince == nil }
