@@ -117,8 +117,11 @@ func TestRefusalsSayWhatHelps(t *testing.T) {
 			s.Nodes["n0"].Ops.Unschedulable, s.Nodes["n1"].Ops.Unschedulable, s.Nodes["n2"].Ops.Unschedulable = true, true, true
 			return s
 		}, []string{newManifest}, "(nodes that take no more: drained: 3); use --strategy in-place (pods stay on their nodes)"},
-		{"a share of the surge is a pod at least", func(c *cluster) *plan.State { return c.full(3, 3) },
-			[]string{newManifest, `update.max_surge="10%"`}, "starts 1 pod before it stops others, and the nodes have room for 0"},
+		{
+			"a share of the surge is a pod at least", func(c *cluster) *plan.State { return c.full(3, 3) },
+			[]string{newManifest, `update.max_surge="10%"`},
+			"starts 1 pod before it stops others, and the nodes have room for 0",
+		},
 		{"a smaller surge", func(c *cluster) *plan.State {
 			s := c.full(3, 3)
 			s.Nodes["n0"].Capacity.Slots++
