@@ -68,7 +68,7 @@ func (w *workload) initial(ctx context.Context) error {
 		return err
 	}
 	for slot := range initialControl {
-		if err := w.create(ctx, st, slot, rng); err != nil {
+		if err := w.create(ctx, st, slot, rng, portOf(slot) != 0); err != nil {
 			return fmt.Errorf("create the first controllers: %w", err)
 		}
 	}
@@ -105,7 +105,7 @@ func (w *workload) act(ctx context.Context, rng *rand.Rand) (what string, err er
 	rec, err := w.find(ctx, st, slot)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return "create", w.create(ctx, st, slot, rng)
+		return "create", w.create(ctx, st, slot, rng, false)
 	case err != nil:
 		return "read", err
 	case rec.Value.DeletedAt != nil && rec.Value.AllowMassStop != rec.Value.Generation && dice < 20:
@@ -265,7 +265,9 @@ func labelsOf(slot int) map[string]string {
 	return map[string]string{"slot": fmt.Sprint(slot), teamLabel: "ab"[slot/4%2 : slot/4%2+1]}
 }
 
-func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *rand.Rand) error {
+// create makes the controller of a slot. anywhere is for pods with a static port that are to find nodes before any fault:
+// other pods may have that port on all nodes of a rack.
+func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *rand.Rand, anywhere bool) error {
 	w.mu.Lock()
 	w.made[slot]++
 	name := fmt.Sprintf("app-%d-%d", slot, w.made[slot])
@@ -286,6 +288,9 @@ func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *r
 		r.MaxPerNode = 0
 	} else {
 		r.NodeSelector = []string{"", "", rackLabel + "=a", rackLabel + "=b"}[rng.IntN(4)]
+	}
+	if anywhere {
+		r.NodeSelector = ""
 	}
 	return w.change(ctx, st, store.Rec[rc.RC]{Value: r}, w.c.manifestOf(name, slot, rng), "create", rng)
 }
