@@ -56,7 +56,7 @@ func (inPlace) Reverse(w *Work) bool {
 	was.ID, was.Name, was.Generation, was.ChangedBy = m.Ctrl.ID, m.Ctrl.Name, m.Ctrl.Generation, m.Ctrl.ChangedBy
 	was.Service, was.DeletedAt = m.Ctrl.Service, m.Ctrl.DeletedAt
 	was.InPlace = &rc.InPlace{Roles: forth.Roles, Limit: max(0, forth.Counted(was.ReplicaGroups)-forth.Limit)}
-	m.Ctrl, w.Record.Before = was, nil
+	m.Ctrl = was
 	w.Record.Groups, m.Manifest, m.Target = rc.Counts(was.ReplicaGroups), was.ManifestDigest, nil
 	return true
 }
@@ -101,8 +101,16 @@ func (m *Member) atLeast(target int) int {
 
 // Finish implements Strategy.
 func (inPlace) Finish(w *Work) {
-	w.Upward().Ctrl.InPlace = nil
+	m := w.Upward()
+	m.Ctrl.InPlace = nil
+	if w.Record.lowersMinimum() {
+		m.Ctrl.MinAvailable = field.Copy(w.Record.Before.MinAvailable)
+	}
 }
+
+// lowersMinimum reports whether the controller has the minimum of the rollout in place of its own. In place that is so on
+// the way back: its own may be all of its pods, and then none could be upgraded.
+func (r *Record) lowersMinimum() bool { return r.GoesBack() && r.Before != nil }
 
 // InPlaceStep raises the limit of an upgrade in place.
 type InPlaceStep struct{}

@@ -65,7 +65,7 @@ func TestInPlaceRollbackGoesOnFromWhatRunsStill(t *testing.T) {
 	}
 	w.ask(rollout.RollbackVerb)
 	r := w.rcs[web1]
-	if r.ManifestDigest != "d1" || r.InPlace.From != "" || r.InPlace.Limit != 8 || w.record.Before != nil {
+	if r.ManifestDigest != "d1" || r.InPlace.From != "" || r.InPlace.Limit != 8 || w.record.Before == nil {
 		t.Errorf("%+v %+v", r, r.InPlace)
 	}
 	w.settles(t, rollout.Failed)

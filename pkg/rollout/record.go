@@ -79,7 +79,7 @@ type Record struct {
 	SkipGates     bool              `json:"skip_gates,omitempty"`
 	PreDeploy     *PreDeploy        `json:"pre_deploy,omitempty"` // until it has ended
 	Promoted      bool              `json:"promoted,omitempty"`   // canary, blue-green: nothing waits for promote any more
-	Before        *rc.RC            `json:"before,omitempty"`     // in place: the controller as it was, for a rollback
+	Before        *rc.RC            `json:"before,omitempty"`     // in place: the controller as it was, for a way back
 	Request       *Request          `json:"request,omitempty"`    // what an operator asks for, until it is carried out or refused
 	Failures      []Failure         `json:"failures,omitempty"`   // at most rc.MaxFailing
 

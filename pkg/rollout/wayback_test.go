@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
@@ -80,6 +81,30 @@ func TestInPlaceRollbackWaits(t *testing.T) {
 	w.settles(t, rollout.Failed)
 	if w.running("d1") != 6 {
 		t.Errorf("%+v", w.ended)
+	}
+}
+
+// A former document may ask for all of its pods. The way back in place takes one at a time all the same, and then the
+// minimum is what it was, also where the service is scaled meanwhile.
+func TestInPlaceRollbackWithTheMinimumOfAll(t *testing.T) {
+	for _, scaled := range []int{6, 4} {
+		w := traced(t)
+		w.old(1, 6)
+		r := w.rcs[web1]
+		r.MinAvailable = ptr(6)
+		w.rcs[web1] = r
+		w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(2)}, "d2", func(next *rc.RC) { next.MinAvailable = nil }))
+		for w.running("d2") < 4 {
+			w.round()
+		}
+		w.ask(rollout.RollbackVerb)
+		if scaled != 6 {
+			w.rescale(scaled)
+		}
+		w.settles(t, rollout.Failed)
+		if r := w.rcs[web1]; w.running("d1") != scaled || w.running("d2") > 0 || r.MinAvailable == nil || *r.MinAvailable != 6 {
+			t.Errorf("scaled to %d: %s, %+v", scaled, w.counts(), r)
+		}
 	}
 }
 

@@ -216,6 +216,9 @@ func (w *Work) dress() {
 		s := m.Ctrl.Service
 		s.Name, s.Revision = w.Record.Service, m.Rev
 		s.Min, s.Max, s.Standby = w.Record.Update.Min, w.Record.Max(), m.Standby
+		if least := w.Record.Update.Min; w.Record.lowersMinimum() && m.Ctrl.MinAvailable != nil && *m.Ctrl.MinAvailable > least {
+			m.Ctrl.MinAvailable = &least
+		}
 	}
 }
 

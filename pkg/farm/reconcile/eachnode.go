@@ -157,17 +157,11 @@ func setOfNodes(names []string) map[string]bool {
 	return set
 }
 
-// leastOfItsOwn returns how many available pods the controller itself must keep. Where it has one on each node,
-// machines that are lost ask for none unless a document says so: in a large fleet some are at any time. A rollout in
-// place may take pods down to its own minimum. On its way back the controller has the minimum of its former document,
-// which may be all of its pods.
+// leastOfItsOwn returns how many available pods the controller itself must keep. Where it has one on each node, machines that are lost ask for
+// none unless a document says so: in a large fleet some are at any time.
 func (s *Snapshot) leastOfItsOwn() int {
 	if s.each != nil && s.RC.MinAvailable == nil {
 		return max(0, s.each.count-s.each.lost-1)
 	}
-	least := s.RC.MinimumAvailable()
-	if s.RC.MinAvailable != nil && s.RC.InPlace != nil && s.Rollout != "" && s.RC.Service != nil {
-		least = min(least, s.RC.Service.Min)
-	}
-	return least
+	return s.RC.MinimumAvailable()
 }

@@ -70,14 +70,7 @@ func TestAnUpgradeInPlaceKeepsToItsLimit(t *testing.T) {
 			s.RC.MinAvailable = count(2)
 			sick(s, 0)
 		}, "main.0 former m0", false},
-		"back, no room": {2, 0, func(s *reconcile.Snapshot) { s.RC.MinAvailable = count(3) }, "", true},
-		"back, by the minimum of the rollout": {2, 0, func(s *reconcile.Snapshot) {
-			s.RC.MinAvailable, s.RC.Service = count(3), &rc.Service{Name: "web", Revision: 1, Min: 2}
-		}, "main.1 former m0", false},
-		"back, without a rollout": {2, 0, func(s *reconcile.Snapshot) {
-			s.RC.MinAvailable, s.RC.Service = count(3), &rc.Service{Name: "web", Revision: 1, Min: 2}
-			s.Rollout = ""
-		}, "", true},
+		"back, no room":              {2, 0, func(s *reconcile.Snapshot) { s.RC.MinAvailable = count(3) }, "", true},
 		"holding":                    {0, 2, func(s *reconcile.Snapshot) { s.Hold = "new" }, "", false},
 		"without a limit":            {0, 0, func(s *reconcile.Snapshot) { s.RC.InPlace = nil }, "", false},
 		"without a rollout":          {0, 2, func(s *reconcile.Snapshot) { s.Rollout = "" }, "main.0 p m1", false},
