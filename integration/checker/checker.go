@@ -117,9 +117,10 @@ type judgement struct {
 	away   away
 	hits   []Event // what the run did to machines
 
-	tenures tenures
-	writers map[string]string // by unit: the session under which it was written last, since a lock of it changed hands
-	farms   map[string]bool   // every id that a farm has had
+	tenures   tenures
+	outsiders map[string]outsider // by unit: who took its lock by mistake
+	writers   map[string]string   // by unit: the session under which it was written last, since a lock of it changed hands
+	farms     map[string]bool     // every id that a farm has had
 
 	mistakes []Event // of operators, who deleted everything
 	wiped    *wiped  // the last one; nil: none yet
@@ -157,7 +158,7 @@ func newJudgement(events []Event, trace func(*Write)) *judgement {
 		state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), trace: trace,
 		ordered: map[string]asked{}, leaked: leaks(events), listed: map[listedPage]string{}, swept: map[string]bool{}, drains: map[string]drained{}, farms: map[string]bool{},
 		away: newAway(), hits: ofKind(events, EventMachine), mistakes: ofKind(events, EventWipe), stopped: map[string]*stopsBy{},
-		writers: map[string]string{}, labelled: map[string][]unlabelled{}, manifests: map[string]*manifestRecord{}, alone: map[string]int64{},
+		writers: map[string]string{}, outsiders: map[string]outsider{}, labelled: map[string][]unlabelled{}, manifests: map[string]*manifestRecord{}, alone: map[string]int64{},
 	}
 }
 
@@ -215,6 +216,7 @@ func (j *judgement) restore(r *restores, last, next *Entry) error {
 	j.undone, j.state = j.state, saved.clone()
 	j.tenures = nil // the one that led then may still do so
 	clear(j.writers)
+	clear(j.outsiders)
 	j.drainsTakenBack(next.At)
 	j.restoredAt = last.Index + 1
 	j.rewound = append(j.rewound, span{last.At, next.At})

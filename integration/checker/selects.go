@@ -14,19 +14,27 @@ type memberRecord struct {
 
 func (k *Key) member() *memberRecord { return record[memberRecord](k, "farms") }
 
-// mayOwn reports whether the farm works on controllers with these labels.
-func (m *memberRecord) mayOwn(labels map[string]string) bool {
+// matches reports whether the farm works on controllers with these labels.
+func (m *memberRecord) matches(labels map[string]string) bool {
 	key, value, _ := strings.Cut(m.Selector, "=")
 	return m.Selector == "" || labels[key] == value
 }
 
-// chosen is P1 for the choice of an owner: a farm takes the lock of a unit only if its selector matches one of the unit's controllers, and
-// an owner of one controller only that of its unit. Whose records are all gone is anybody's.
+const ruleOutsider = "written by a farm that may not own it"
+
+// chosen is P1 for the choice of an owner: a farm writes a unit only if its selector matches one of the unit's controllers,
+// and an owner of one controller only that controller's unit. A unit without any record is anybody's. A farm may take
+// a lock by mistake, because it read before the labels changed or before a lost record came back. It learns that with
+// the lock, and gives it back.
 func (j *judgement) chosen(w *Write) {
 	for i := range w.Changes {
 		c := &w.Changes[i]
 		unit, isLock := lockedUnit(c.Key)
-		if !isLock || c.After.holds() == "" || c.Before.holds() == c.After.holds() || c.After.lockValue() == nil {
+		if !isLock || c.Before.holds() == c.After.holds() {
+			continue
+		}
+		delete(j.outsiders, unit)
+		if c.After.holds() == "" || c.After.lockValue() == nil {
 			continue
 		}
 		farm := c.After.lockValue().Farm
@@ -34,12 +42,7 @@ func (j *judgement) chosen(w *Write) {
 		if m == nil || m.Selector == "" && m.RCID == "" {
 			continue
 		}
-		known, match := false, m.RCID != "" && rc.UnitOf(m.RCID) == unit
-		for _, k := range w.state.groups["rcs"] {
-			if r := k.controller(); r != nil && rc.UnitOf(r.ID) == unit {
-				known, match = true, match || m.RCID == "" && m.mayOwn(r.Labels)
-			}
-		}
+		known, may := w.mayOwn(m, unit)
 		if !known {
 			continue
 		}
@@ -47,8 +50,41 @@ func (j *judgement) chosen(w *Write) {
 		if m.RCID != "" {
 			j.looked("P1 owner of one controller")
 		}
-		if !match {
-			j.violated("P1", "taken by a farm that may not own it", w.Index, "%s took %s; it works on %q, or on %q alone", farm, c.Key, m.Selector, m.RCID)
+		if !may {
+			j.outsiders[unit] = outsider{farm, *m}
 		}
 	}
+	written := w.stepped()
+	for id := range w.owned() {
+		written[rc.UnitOf(id)] = true
+	}
+	for unit := range written {
+		by, taken := j.outsiders[unit]
+		if !taken {
+			continue
+		}
+		if known, may := w.mayOwn(&by.memberRecord, unit); known && !may {
+			j.violated("P1", ruleOutsider, w.Index, "%s wrote %s of unit %s; it works on %q, or on %q alone",
+				by.farm, w.summary(), unit, by.Selector, by.RCID)
+		}
+	}
+}
+
+// outsider is a farm that took the lock of a unit that it may not own.
+type outsider struct {
+	farm string
+	memberRecord
+}
+
+// mayOwn reports whether a unit has a controller, and whether a farm may own it.
+func (w *Write) mayOwn(m *memberRecord, unit string) (known, may bool) {
+	if m.RCID != "" && rc.UnitOf(m.RCID) == unit {
+		may = true
+	}
+	for _, k := range w.state.groups["rcs"] {
+		if r := k.controller(); r != nil && rc.UnitOf(r.ID) == unit {
+			known, may = true, may || m.RCID == "" && m.matches(r.Labels)
+		}
+	}
+	return known, may
 }

@@ -2,10 +2,10 @@ package checker
 
 import "testing"
 
-// Who takes a lock works on what the lock protects.
+// A farm that takes a lock by mistake writes nothing of what it protects.
 func TestWhoMayOwn(t *testing.T) {
 	t.Parallel()
-	const rule = "P1 taken by a farm that may not own it"
+	const rule = "P1 " + ruleOutsider
 	for name, tt := range map[string]struct {
 		member  fields
 		records []fields // of the unit's controllers, by their labels
@@ -23,12 +23,38 @@ func TestWhoMayOwn(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			w.txn(kv("lock", "farms/f2", with(fields{"id": "f2"}, tt.member)).by("s-f2"))
+			var of Op
 			for i, labels := range tt.records {
 				id := unit + "-" + string(rune('1'+i))
-				w.txn(kv("set", "rcs/"+id, with(controllerOf(1, 1), fields{"id": id, "name": id, "labels": labels})))
+				at := w.txn(kv("set", "rcs/"+id, with(controllerOf(1, 1), fields{"id": id, "name": id, "labels": labels})))
+				of = kv("check-index", "rcs/"+id, nil).at(at)
 			}
-			w.takes(unit, "f2")
+			under := w.takes(unit, "f2")
+			w.expect("")
+			if tt.records == nil {
+				return // to write without a record breaks other rules
+			}
+			w.tells(unit+"-"+string(rune('0'+len(tt.records))), 20, append(under, of)...)
 			w.expect(tt.rule)
 		})
 	}
+}
+
+// Labels may change after the lock was taken, and the lock may go to a farm that may own the unit.
+func TestAnOutsiderMayBecomeTheOwner(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.txn(kv("lock", "farms/f2", fields{"id": "f2", "rc_selector": "team=a"}).by("s-f2"))
+	id := unit + "-1"
+	labelled := func(team string) Op {
+		record := with(controllerOf(1, 1), fields{"id": id, "name": id, "labels": fields{"team": team}})
+		return kv("check-index", "rcs/"+id, nil).at(w.txn(kv("set", "rcs/"+id, record)))
+	}
+	labelled("b")
+	under := w.takes(unit, "f2")
+	w.tells(id, 20, append(under, labelled("a"))...)
+	of := labelled("b")
+	w.txn(kv("unlock", "locks/"+unit, fields{"farm": "f2"}).by("s-f2"))
+	w.tells(id, 30, append(w.takes(unit, "f1"), of)...)
+	w.expect("")
 }
