@@ -193,6 +193,18 @@ type Volume struct {
 	Name string `json:"name"` // its path is in the environment as VOLUME_<NAME>
 }
 
+// VolumeNames names the volumes. m may be nil.
+func (m *Manifest) VolumeNames() []string {
+	if m == nil {
+		return nil
+	}
+	names := make([]string, len(m.Volumes))
+	for i := range m.Volumes {
+		names[i] = m.Volumes[i].Name
+	}
+	return names
+}
+
 // Decode reads a manifest strictly and validates it. Mistakes come back as field.Errors.
 func Decode(data []byte) (*Manifest, error) { return field.Read[Manifest](data) }
 

@@ -54,10 +54,23 @@ func SpecOf(r *RC, m *manifest.Manifest) *Spec {
 	if g := r.ReplicaGroups; len(g) == 1 && g[0].Role == DefaultRole && !g[0].Differs() && !g[0].Wishes() && !g[0].Ordered {
 		s.Replicas, s.ReplicaGroups = g[0].Count, nil
 	}
-	if s.Strategy == Dynamic {
+	if s.Strategy == Allocation("", s.Mode, m) {
 		s.Strategy = ""
 	}
 	return s
+}
+
+// Allocation returns the strategy of allocation of a document: the one that it names, else static where pods have
+// volumes, so that a pod stays with its data. With a pod on each node it is dynamic. m may be nil.
+func Allocation(named Strategy, mode Mode, m *manifest.Manifest) Strategy {
+	switch {
+	case named != "":
+		return named
+	case mode != EachNode && m != nil && len(m.Volumes) > 0:
+		return Static
+	default:
+		return Dynamic
+	}
 }
 
 // DecodeSpec reads a controller document strictly and validates it. Mistakes come back as field.Errors.
@@ -208,8 +221,5 @@ func (s *Spec) Apply(r *RC, digests Digests) {
 		r.Placing = ""
 	}
 	r.NodeLoss, r.Disabled, r.ProgressDeadline = s.NodeLoss, s.Disabled, s.ProgressDeadline
-	r.Strategy = s.Strategy
-	if r.Strategy == "" {
-		r.Strategy = Dynamic
-	}
+	r.Strategy = Allocation(s.Strategy, s.Mode, s.Pod)
 }

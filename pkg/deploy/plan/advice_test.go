@@ -165,7 +165,7 @@ func TestInPlaceIsTriedBeforeItIsNamed(t *testing.T) {
 		held bool
 		want string
 	}{
-		{"it works", []string{newManifest}, false, "which stay on their nodes, so that no pod of a new revision could take its place; use update.strategy: in-place"},
+		{"it works", []string{newManifest}, false, "they stay with their data, so that no pod of a new revision could take its place; use update.strategy: in-place"},
 		{"the port is taken", []string{httpPort}, true, "so that no pod of a new revision could take its place; all that could help is refused, too (use update.strategy: in-place): no-room: no pod can be upgraded where it is"},
 		{"a stage is too short", []string{newManifest, `update.stage_timeout="15s"`, `pod.service={"drain": "10s"}`}, false, "refused, too (use update.strategy: in-place): update.stage_timeout is 15s, within which no pod of the revision in effect " +
 			"could be replaced; set update.stage_timeout to more than 20s"},
@@ -177,7 +177,7 @@ func TestInPlaceIsTriedBeforeItIsNamed(t *testing.T) {
 			if tt.held {
 				held(state, 8080, 0, 1, 2)
 			}
-			_, err := c.planOf(t, sample(t, append(tt.spec, volume)...), func(r *plan.RollingStrategy) { r.State = state })
+			_, err := c.planOf(t, sample(t, append(tt.spec, elsewhere)...), func(r *plan.RollingStrategy) { r.State = state })
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}

@@ -57,7 +57,7 @@ type SpecChange struct {
 // EvalSpecChange compares two resolved documents of one service. nil counts as empty. The order of maps, volumes and
 // ports does not count, nor does whether a default is written out.
 func EvalSpecChange(current, updated *record.ServiceSpec) SpecChange {
-	knobs := updated.Knobs()
+	knobs := updated.KnobsAfter(current)
 	return evalSpecChange(current, updated, knobs.Strategy == rollout.InPlaceStrategy)
 }
 
@@ -87,7 +87,7 @@ func withDefaults(s *record.ServiceSpec) *record.ServiceSpec {
 	if s.Pod != nil {
 		out.Pod = s.Pod.WithDefaults()
 	}
-	out.Mode, out.Placing, out.Strategy = cmp.Or(s.Mode, rc.Replicas), cmp.Or(s.Placing, rc.PlaceSpread), cmp.Or(s.Strategy, rc.Dynamic)
+	out.Mode, out.Placing, out.Strategy = cmp.Or(s.Mode, rc.Replicas), cmp.Or(s.Placing, rc.PlaceSpread), s.Allocation()
 	return &out
 }
 

@@ -102,7 +102,7 @@ func (p *planner) staying(c course, pods []placed) (stay, gone []placed) {
 	selector, err := rc.ParseSelector(p.spec.NodeSelector)
 	for _, at := range slices.Backward(pods) {
 		v := p.State.Nodes[at.node]
-		leaves := v != nil && err == nil && p.spec.Strategy != rc.Static && (v.MustLeave() || !v.MayMatch(selector))
+		leaves := v != nil && err == nil && p.spec.Allocation() != rc.Static && (v.MustLeave() || !v.MayMatch(selector))
 		if at.id.RCID != p.moving(c).RC.ID || left[at.id.Role] == 0 || leaves {
 			gone = append(gone, at)
 			continue

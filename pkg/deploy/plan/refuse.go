@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -26,13 +27,8 @@ var inPlaceOnly = []way{by(rollout.InPlaceStrategy, "leave the strategy out, or 
 
 // refuse returns a *RefusedError where the present state forbids the change, or where pods must stay where they are.
 func (p *planner) refuse(c course) error {
-	if kind := p.knobs.Kind(); p.spec.Mode == rc.EachNode && kind != rollout.InPlaceStrategy {
-		return p.refusedBut(inPlaceOnly,
-			"the strategy %s replaces pods by others elsewhere, and mode is each-node: there is one pod on each node", kind)
-	}
-	if kind := p.knobs.Kind(); rc.HasOrdered(p.spec.ReplicaGroups) && kind != rollout.InPlaceStrategy {
-		return p.refusedBut(inPlaceOnly,
-			"the strategy %s replaces pods by others, and a replica group is ordered: no index may have two living copies", kind)
+	if a, kind := p.spec.Anchored(), p.knobs.Kind(); a != nil && kind != rollout.InPlaceStrategy {
+		return p.refusedBut(inPlaceOnly, "the strategy %s replaces pods by others, and %s: %s", kind, a.What, a.Why)
 	}
 	if c == first {
 		return nil
@@ -64,11 +60,9 @@ func (p *planner) refuse(c course) error {
 			by(rollout.ResourceUtilStrategy, "use --strategy resourceutil"),
 		}, "the strategy in-place makes no new revision of pods that are as they should be")
 	}
-	for _, s := range []*record.ServiceSpec{&p.base.Spec, p.spec} {
-		if why := anchored(s); why != "" {
-			return p.refusedBut([]way{by(rollout.InPlaceStrategy, "use update.strategy: in-place")},
-				"%s, so that no pod of a new revision could take its place", why)
-		}
+	if a := p.base.Spec.Anchored(); a != nil {
+		return p.refusedBut([]way{by(rollout.InPlaceStrategy, "use update.strategy: in-place")},
+			"now %s, and %s, so that no pod of a new revision could take its place", a.What, a.Why)
 	}
 	return nil
 }
@@ -91,20 +85,17 @@ func (p *planner) refuseMidCourse(c course) error {
 	return nil
 }
 
-// anchored says why pods of a service must stay where they are, "" if they need not.
-func anchored(s *record.ServiceSpec) string {
-	switch {
-	case rc.HasOrdered(s.ReplicaGroups):
-		return "a replica group is ordered, and no index may have two living copies"
-	case len(s.Pod.Volumes) > 0:
-		return "its pods have volumes, which stay on their nodes"
-	case s.Mode == rc.EachNode:
-		return "its mode is each-node, and there is one pod on each node"
-	case s.Strategy == rc.Static:
-		return "its allocation is static"
-	default:
-		return ""
+// leftBehind warns of volumes whose data a pod does not take along.
+func (p *planner) leftBehind(c course) []string {
+	names := strings.Join(p.spec.Pod.VolumeNames(), ", ")
+	if names == "" || p.spec.Mode == rc.EachNode || p.spec.Allocation() == rc.Static {
+		return nil
 	}
+	warnings := []string{"strategy is dynamic: a drain, or the loss of a node, moves pods and leaves the data of their volumes behind: " + names}
+	if c == recreate {
+		warnings = append(warnings, "pods of a new revision begin with empty volumes: "+names+"; update.strategy: in-place keeps their data")
+	}
+	return warnings
 }
 
 // chooseOrder chooses what the document leaves open: stop-first where old and new pods want the same static port, and too few nodes have it

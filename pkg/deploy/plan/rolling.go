@@ -92,7 +92,7 @@ func (r *RollingStrategy) attempt(client Client, svc *record.Service, spec *reco
 		out.Warnings = append(out.Warnings, fmt.Sprintf(
 			"the rollout goes back to %s: that gets the number of pods, and %s goes", was.RC.Name, p.current.RC.Name))
 	}
-	out.Warnings = append(out.Warnings, spec.Pod.Warnings()...)
+	out.Warnings = append(append(out.Warnings, p.leftBehind(c)...), spec.Pod.Warnings()...)
 	if out.Operations, err = p.operations(c); err != nil {
 		return Plan{}, err
 	}
@@ -101,17 +101,19 @@ func (r *RollingStrategy) attempt(client Client, svc *record.Service, spec *reco
 }
 
 func (r *RollingStrategy) planner(client Client, svc *record.Service, spec *record.ServiceSpec) (*planner, error) {
-	p := &planner{RollingStrategy: r, client: client, svc: svc, spec: spec, knobs: spec.Knobs()}
-	if r.Override != "" {
+	p := &planner{RollingStrategy: r, client: client, svc: svc, spec: spec}
+	var before *record.ServiceSpec
+	if svc != nil {
+		p.base = svc.InEffect()
+		before, p.current = &p.base.Spec, svc.Controller(p.base.RC)
+	}
+	if p.knobs = spec.KnobsAfter(before); r.Override != "" {
 		p.knobs.Strategy, p.knobs.Order = r.Override, ""
 	}
 	if r.Rollback {
 		p.knobs = hurried(p.knobs)
 	}
-	var before *record.ServiceSpec
-	if svc != nil {
-		p.base = svc.InEffect()
-		before, p.current = &p.base.Spec, svc.Controller(p.base.RC)
+	if before != nil {
 		if before.Pod != nil && before.Pod.Same(spec.Pod) {
 			stays := *spec
 			stays.Pod = before.Pod // it is stored, and may be signed; no pod restarts
@@ -188,7 +190,7 @@ func (p *planner) otherPods() bool { return !p.current.RC.Digests().Equal(p.dige
 // pre_deploy. Pods that must stay where they are have no successors: where some have run, pre_deploy has, too.
 func (p *planner) unfinished() bool {
 	e := p.svc.Entry(p.base.Revision)
-	if e == nil || !p.unattached() && (anchored(&p.base.Spec) != "" || anchored(p.spec) != "") {
+	if e == nil || !p.unattached() && (p.base.Spec.Anchored() != nil || p.spec.Anchored() != nil) {
 		return false
 	}
 	return e.Outcome == rollout.Failed || e.Outcome == rollout.Aborted && !p.current.HasPods() && p.drifted()

@@ -407,10 +407,11 @@ var (
 
 // Documents of services whose pods stay where they are, or which do something first.
 const (
-	static   = `strategy="static"`
-	volumes  = `pod.volumes=[{"name": "data"}]`
-	upgrades = `update.strategy="in-place"`
-	migrates = `pre_deploy={"command": "bin/migrate"}`
+	static    = `strategy="static"`
+	volumes   = `pod.volumes=[{"name": "data"}]`
+	upgrades  = `update.strategy="in-place"`
+	migrates  = `pre_deploy={"command": "bin/migrate"}`
+	elsewhere = `update.strategy="availability"`
 )
 
 // early and late are the lines of plans that try a first revision with a pre_deploy again, before and after it had pods.
@@ -459,11 +460,25 @@ func TestRefusedPlans(t *testing.T) {
 		want     string
 	}{
 		{
-			"volumes", func(t *testing.T, c *cluster) { c.deployed(t, sample(t, `pod.volumes=[{"name": "a"}]`)) }, nil, nil,
-			"service web: its pods have volumes, which stay on their nodes, so that no pod of a new revision could take its place; use update.strategy: in-place",
+			"no volumes any more", func(t *testing.T, c *cluster) { c.deployed(t, sample(t, volumes)) },
+			[]string{newManifest, elsewhere},
+			nil,
+			"service web: now pods have volumes and strategy is not dynamic, and they stay with their data, so that no pod of a new revision " +
+				"could take its place; use update.strategy: in-place",
 		},
-		{"new volumes", one, []string{`pod.volumes=[{"name": "a"}]`}, nil, "its pods have volumes"},
-		{"static", func(t *testing.T, c *cluster) { c.deployed(t, sample(t, `strategy="static"`)) }, []string{newManifest}, nil, "its allocation is static"},
+		{
+			"volumes", one,
+			[]string{volumes},
+			func(r *plan.RollingStrategy) { r.Override = rollout.CanaryStrategy },
+			"the strategy canary replaces pods by others, and pods have volumes and strategy is not dynamic: they stay with their data; " +
+				"leave the strategy out, or use in-place",
+		},
+		{
+			"static no more", func(t *testing.T, c *cluster) { c.deployed(t, sample(t, static)) },
+			[]string{newManifest, `strategy="dynamic"`, elsewhere},
+			nil,
+			"now strategy is static, and pods stay on their nodes",
+		},
 		{"nothing could move", one, []string{newManifest, `update={"max_surge": 0, "max_unavailable": 0}`}, nil, "max_surge is 0 and max_unavailable is 0"},
 		{
 			"disabled", func(t *testing.T, c *cluster) { one(t, c); c.svc.Controllers[0].RC.Disabled = true },
@@ -514,14 +529,7 @@ func TestRefusedPlans(t *testing.T) {
 			if strategy == nil {
 				strategy = func(*plan.RollingStrategy) {}
 			}
-			spec := tt.spec
-			if tt.name == "volumes" {
-				spec = []string{`pod.volumes=[{"name": "a"}]`, newManifest}
-			}
-			if tt.name == "static" {
-				spec = append(slices.Clone(spec), `strategy="dynamic"`)
-			}
-			_, err := c.planOf(t, sample(t, spec...), strategy)
+			_, err := c.planOf(t, sample(t, tt.spec...), strategy)
 			var refused *plan.RefusedError
 			if !errorsAs(err, &refused) || !strings.Contains(err.Error(), tt.want) || len(c.commits) != n {
 				t.Errorf("got  %v\nwant %s", err, tt.want)

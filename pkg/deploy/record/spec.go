@@ -24,7 +24,7 @@ type ServiceSpec struct {
 	Affinity      []rc.Preference    `json:"affinity,omitempty" feature:"placing"`
 	Placing       rc.Placing         `json:"placing,omitempty" feature:"placing"` // default: spread
 	NodeLoss      rc.NodeLoss        `json:"node_loss,omitzero"`
-	Strategy      rc.Strategy        `json:"strategy,omitempty"` // of allocation: dynamic or static
+	Strategy      rc.Strategy        `json:"strategy,omitempty"` // of allocation: dynamic or static; default: see rc.Allocation
 	Progress      *field.Duration    `json:"progress_deadline,omitempty"`
 	Digests       Policy             `json:"digests,omitempty"` // where the digests come from that the document leaves out; default: missing
 	Update        rollout.Knobs      `json:"update,omitzero"`
@@ -52,14 +52,43 @@ type PreDeploy struct {
 // Decode reads the document of one service strictly and validates it. Mistakes come back as field.Errors.
 func Decode(data []byte) (*ServiceSpec, error) { return field.Read[ServiceSpec](data) }
 
-// Knobs returns how the service is rolled out: where it has a pod on each node, or an ordered group, and names no strategy, in place.
-func (s *ServiceSpec) Knobs() rollout.Knobs {
+// Knobs returns how the service is rolled out: in place where its pods stay on their nodes, or have volumes, and the
+// document names no strategy.
+func (s *ServiceSpec) Knobs() rollout.Knobs { return s.KnobsAfter(nil) }
+
+// KnobsAfter is Knobs for a service that has had another document: pods of that one may have to stay, too. nil: none.
+func (s *ServiceSpec) KnobsAfter(before *ServiceSpec) rollout.Knobs {
 	k := s.Update
-	if (s.Mode == rc.EachNode || rc.HasOrdered(s.ReplicaGroups)) && k.Strategy == "" && k.Order == "" && k.Canary == nil {
+	if k.Strategy != "" || k.Order != "" || k.Canary != nil {
+		return k
+	}
+	if s.Anchored() != nil || len(s.Pod.VolumeNames()) > 0 || before != nil && before.Mode != rc.EachNode && before.Anchored() != nil {
 		k.Strategy = rollout.InPlaceStrategy
 	}
 	return k
 }
+
+// Anchor is why pods of a service have no successors elsewhere, in two parts of a sentence.
+type Anchor struct{ What, Why string }
+
+// Anchored returns why pods of the service must stay where they are, nil if they need not.
+func (s *ServiceSpec) Anchored() *Anchor {
+	switch {
+	case s.Mode == rc.EachNode:
+		return &Anchor{"mode is each-node", "there is one pod on each node"}
+	case rc.HasOrdered(s.ReplicaGroups):
+		return &Anchor{"a replica group is ordered", "no index may have two living copies"}
+	case s.Allocation() != rc.Static:
+		return nil
+	case s.Strategy == "":
+		return &Anchor{"pods have volumes and strategy is not dynamic", "they stay with their data"}
+	default:
+		return &Anchor{"strategy is static", "pods stay on their nodes"}
+	}
+}
+
+// Allocation returns the strategy of allocation of the service's controllers.
+func (s *ServiceSpec) Allocation() rc.Strategy { return rc.Allocation(s.Strategy, s.Mode, s.Pod) }
 
 // Groups returns the replica groups, whichever way the document names them.
 func (s *ServiceSpec) Groups() []rc.ReplicaGroup {

@@ -53,19 +53,13 @@ func (s *ServiceSpec) validateLimits() field.Errors {
 	return errs
 }
 
-// validateMode refuses what cannot be where pods are one on each node.
+// validateMode refuses what cannot be where pods stay on their nodes, or are one on each.
 func (s *ServiceSpec) validateMode(errs *field.Errors) {
-	if knobs := s.Knobs(); rc.HasOrdered(s.ReplicaGroups) && knobs.Kind() != rollout.InPlaceStrategy {
-		errs.Add("update.strategy", knobs.Kind(), "in-place where a replica group is ordered; it is the default there")
-	}
-	if s.Mode != rc.EachNode {
-		return
-	}
 	knobs := s.Knobs()
-	if kind := knobs.Kind(); kind != rollout.InPlaceStrategy {
-		errs.Add("update.strategy", kind, "in-place where mode is each-node; it is the default there")
+	if a, kind := s.Anchored(), knobs.Kind(); a != nil && kind != rollout.InPlaceStrategy {
+		errs.Add("update.strategy", kind, "in-place where "+a.What+": "+a.Why)
 	}
-	if s.PreDeploy != nil {
+	if s.Mode == rc.EachNode && s.PreDeploy != nil {
 		errs.Add("pre_deploy", field.Text("a map"), "nothing where mode is each-node: nothing holds the first pods until it has run")
 	}
 }
