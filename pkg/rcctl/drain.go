@@ -5,14 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -22,7 +25,8 @@ func drainCommand() *cli.Command {
 		UsageText: "rcctl node drain NODE [--deadline TIME [--force]] [--wait [--timeout 5m]]",
 		Description: `From the moment this returns nothing new can be placed on the node. The owners of its pods move them one at a
 time, without taking any controller below its minimum. A pod of a static controller, and one whose controller has
-no room to move, stays; rcctl rc status says so. A pod that runs once and has ended stays, too, and nobody waits for
+no room to move, stays; rcctl rc status says so. Pods with volumes are static unless their document says dynamic: a
+warning names those that move without their data, and those that stay with it. A pod that runs once and has ended stays, too, and nobody waits for
 it: elsewhere it would run again. With --force what is left at the deadline is stopped, unless its
 controller is disabled; without it the deadline only says from when on a drain is late. Draining again changes what is given and keeps the rest.
 --wait says of the first pod that stays why: no other node has its port free, for example.
@@ -54,6 +58,13 @@ func readDrain(c *cli.Context) (want wantedDrain, err error) {
 }
 
 func runDrain(c *cli.Context, std *stdio, s *conn, want wantedDrain) error {
+	held, err := volumesOn(c.Context, s, want.name)
+	if err != nil { // a drain must not wait for that
+		std.caution(fmt.Sprintf("which pods have volumes on %s could not be read: %v", want.name, err))
+	}
+	for _, warning := range held.warnings(want) {
+		std.caution(warning)
+	}
 	change, err := writeNode(c.Context, s, want.name, func(ops node.Ops) (nodeChange, error) {
 		done, ok := computeDrain(ops, want)
 		if !ok {
@@ -72,6 +83,65 @@ func runDrain(c *cli.Context, std *stdio, s *conn, want wantedDrain) error {
 	}
 	fmt.Fprintf(std.out, "watch: rcctl pods --node %s\n", want.name)
 	return nil
+}
+
+// held are pods of a node that have volumes there, such as "web-main-0 (data, cache)".
+type held struct {
+	moves []string // to another node, without their data
+	stays []string // where their data is
+}
+
+// warnings says what a drain means for the data.
+func (h held) warnings(want wantedDrain) (lines []string) {
+	if len(h.moves) > 0 {
+		lines = append(lines, fmt.Sprintf("these pods move and leave the data of their volumes on %s: %s; to keep them: rcctl node undrain %s",
+			want.name, inspect.SomeOf(h.moves), want.name))
+	}
+	if len(h.stays) > 0 && !want.force {
+		lines = append(lines, fmt.Sprintf("these pods stay on %s with the data of their volumes: %s; to stop them: rcctl node drain %s --deadline 0s --force",
+			want.name, inspect.SomeOf(h.stays), want.name))
+	}
+	return lines
+}
+
+// volumesOn reads which pods have volumes on a node. A pod whose controller or manifest is gone is left out: nothing moves it.
+func volumesOn(ctx context.Context, s *conn, name string) (h held, err error) {
+	intents, _, err := s.Intents.List(ctx, store.Default, name)
+	if err != nil {
+		return h, err
+	}
+	controllers, manifests := map[string]*rc.RC{}, map[string]*manifest.Manifest{}
+	for _, in := range values(intents) {
+		if _, known := manifests[in.Digest]; !known {
+			if manifests[in.Digest], _, err = readable(s.SignedManifest(ctx, in.Digest)); err != nil {
+				return h, err
+			}
+		}
+		volumes := manifests[in.Digest].VolumeNames()
+		if len(volumes) == 0 || in.State != pod.Running {
+			continue
+		}
+		if _, known := controllers[in.RCID]; !known {
+			rec, err := s.RCs.Get(ctx, store.Default, in.RCID)
+			if err != nil && !errors.Is(err, store.ErrNotFound) && !isCorrupt(err) {
+				return h, err
+			}
+			if controllers[in.RCID] = nil; err == nil {
+				controllers[in.RCID] = &rec.Value
+			}
+		}
+		of := fmt.Sprintf("%s (%s)", inspect.PodName(in.PodID, in.Identity), strings.Join(volumes, ", "))
+		switch r := controllers[in.RCID]; {
+		case r == nil || r.EachNode() || r.DeletedAt != nil:
+		case r.Strategy == rc.Static:
+			h.stays = append(h.stays, of)
+		default:
+			h.moves = append(h.moves, of)
+		}
+	}
+	slices.Sort(h.moves)
+	slices.Sort(h.stays)
+	return h, nil
 }
 
 // wantedDrain is what a command line says about a drain.

@@ -7,9 +7,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // A node is drained when nothing is left on it but pods that run once and have ended: these stay. Whatever may run, or
@@ -77,5 +80,65 @@ func TestAnEndedPodIsNotLeftOnADrainedNode(t *testing.T) {
 			t.Errorf("%s: %q, done %v, %v; want %q", c.name, line, done, err, want)
 		}
 		removeRecord(t, s, intent)
+	}
+}
+
+// A drain says which pods leave the data of their volumes behind, and which stay with it. What has no volumes, stops, or
+// has no controller is not named.
+func TestADrainNamesVolumes(t *testing.T) {
+	s, _ := testConn(t)
+	put := func(key string, value any) {
+		t.Helper()
+		data, err := json.Marshal(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		putRecord(t, s, key, string(data))
+	}
+	one := 1
+	place := func(name string, strategy rc.Strategy, mode rc.Mode, state pod.RunState, volumes ...string) {
+		t.Helper()
+		m := manifest.Manifest{Version: 1, ID: name, Launchables: []manifest.Launchable{{
+			Name: "p", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/true"},
+		}}}
+		for _, v := range volumes {
+			m.Volumes = append(m.Volumes, manifest.Volume{Name: v})
+		}
+		canonical, err := m.Canonical()
+		if err != nil {
+			t.Fatal(err)
+		}
+		digest := manifest.Digest(canonical)
+		putRecord(t, s, s.Keys().Manifests.Key(digest), fmt.Sprintf(`{"manifest":%s}`, canonical))
+		r := rc.RC{ID: name, Name: name, ManifestDigest: digest, Strategy: strategy, Mode: mode, Generation: 1, ChangedBy: "t"}
+		if mode == "" {
+			r.ReplicaGroups = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &one}}
+		}
+		if name != "orphan" {
+			put(s.Keys().RCs.Key(name), r)
+		}
+		id := pod.Identity{RCID: name, Role: "main"}
+		put(s.Keys().Intents.Key("n1", id.String()), pod.Intent{Identity: id, PodID: name, Digest: digest, State: state, Revision: 5})
+	}
+	place("stateless", rc.Dynamic, "", pod.Running)
+	place("db", rc.Static, "", pod.Running, "data", "wal")
+	place("cache", rc.Dynamic, "", pod.Running, "blobs")
+	place("agent", rc.Dynamic, rc.EachNode, pod.Running, "spool")
+	place("stopping", rc.Dynamic, "", pod.Stopped, "data")
+	place("orphan", rc.Dynamic, "", pod.Running, "data")
+	held, err := volumesOn(t.Context(), s, "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	moves := "these pods move and leave the data of their volumes on n1: cache-main-0 (blobs); to keep them: rcctl node undrain n1"
+	stays := "these pods stay on n1 with the data of their volumes: db-main-0 (data, wal); to stop them: rcctl node drain n1 --deadline 0s --force"
+	if diff := cmp.Diff([]string{moves, stays}, held.warnings(wantedDrain{name: "n1"})); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{moves}, held.warnings(wantedDrain{name: "n1", force: true})); diff != "" {
+		t.Error(diff)
+	}
+	if held, err = volumesOn(t.Context(), s, "n2"); err != nil || held.warnings(wantedDrain{name: "n2"}) != nil {
+		t.Errorf("an empty node: %v, %v", held, err)
 	}
 }

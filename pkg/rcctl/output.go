@@ -141,9 +141,12 @@ var cureOf = map[string]string{
 // warnOf says what is valid in a manifest and will not work on most nodes.
 func (std *stdio) warnOf(m *manifest.Manifest) {
 	for _, warning := range m.Warnings() {
-		fmt.Fprintf(std.err, "rcctl: warning: %s\n", clean(warning))
+		std.caution(warning)
 	}
 }
+
+// caution prints a warning, which changes no exit code.
+func (std *stdio) caution(text string) { fmt.Fprintf(std.err, "rcctl: warning: %s\n", clean(text)) }
 
 // warn prints what could not be read, next to an answer that goes without it, with what becomes of it, each once, and returns the error
 // that makes the exit code say so.
