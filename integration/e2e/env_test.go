@@ -99,6 +99,8 @@ var scenarios = map[string]func(*env){
 	"variables":             variables,
 	"sick-move":             sickMove,
 	"misplaced":             misplaced,
+	"volume-redeploy":       volumeRedeploy,
+	"drain-volume":          drainVolume,
 	"relabel":               relabel,
 	"crash-loop":            crashLoop,
 	"drained":               drained,

@@ -1,0 +1,109 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// kept returns the document of a service whose pods have a volume. fields are further lines of it.
+func (e *env) kept(replicas int, version, fields string) string {
+	e.t.Helper()
+	return e.document(web{replicas: replicas, version: version, fields: fields}) + "  volumes: [{name: data}]\n"
+}
+
+// marked leaves a file with the pod's name in the volume of each pod, and returns on which node each pod is.
+func (e *env) marked(id string) map[string]string {
+	e.t.Helper()
+	nodes := map[string]string{}
+	for name, rec := range e.placements(id) {
+		nodes[name] = rec.Value.Node
+		if err := os.WriteFile(e.mark(id, name, rec.Value.Node), []byte(name), 0o600); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	return nodes
+}
+
+func (e *env) mark(id, name, node string) string {
+	return filepath.Join(e.onNode(node, "volumes", id+"."+name, "data"), "mark")
+}
+
+// withData fails unless each pod is on its node, and has its mark in its volume.
+func (e *env) withData(id string, nodes map[string]string, when string) {
+	e.t.Helper()
+	placements := e.placements(id)
+	if len(placements) != len(nodes) {
+		e.t.Errorf("%s: %d pods, want %d", when, len(placements), len(nodes))
+	}
+	for name, rec := range placements {
+		data, err := os.ReadFile(e.mark(id, name, nodes[name]))
+		if rec.Value.Node != nodes[name] || err != nil || string(data) != name {
+			e.t.Errorf("%s: %s is on %s, want %s with its data: %q, %v", when, name, rec.Value.Node, nodes[name], data, err)
+		}
+	}
+}
+
+// volumeRedeploy: the pods of a service with a volume are upgraded, scaled and rolled back where their data is, without
+// a word about it in the document. A strategy that would replace them is refused.
+func volumeRedeploy(e *env) {
+	e.site(3, 1)
+	deploy := []string{"deploy", "-f", "-", "--yes"}
+	e.rcctl(e.kept(3, "1", ""), deploy...)
+	e.runs(map[string]int{"1": 3})
+	id := e.rcID("web-r1")
+	nodes := e.marked(id)
+	for _, version := range []string{"2", "3"} {
+		e.rcctl(e.kept(3, version, ""), deploy...)
+		e.runs(map[string]int{version: 3})
+		e.withData(id, nodes, "version "+version)
+	}
+	out, err := e.tryRcctl(e.kept(3, "4", ""), append(deploy, "--strategy", "availability")...)
+	if err == nil || !strings.Contains(err.Error(), "exit status 4") || !strings.Contains(out, "pods have volumes and strategy is not dynamic") {
+		e.t.Errorf("a strategy that replaces pods: %v\n%s", err, out)
+	}
+	e.rcctl("", "rollback", "web", "--yes")
+	e.runs(map[string]int{"2": 3})
+	e.withData(id, nodes, "rolled back")
+}
+
+// drainVolume: a drain leaves a pod where its data is, and says so. Where the document says dynamic, deploy and drain
+// say which data is left behind, and the pod moves.
+func drainVolume(e *env) {
+	e.site(2, 1)
+	deploy := []string{"deploy", "-f", "-", "--yes"}
+	e.rcctl(e.kept(1, "1", ""), deploy...)
+	e.runs(map[string]int{"1": 1})
+	id := e.rcID("web-r1")
+	nodes := e.marked(id)
+	before, node := e.processes(), nodes["main.0"]
+	says := func(out, text string) {
+		e.t.Helper()
+		if !strings.Contains(out, text) {
+			e.t.Errorf("%q is not in\n%s", text, out)
+		}
+	}
+	says(e.rcctl("", "node", "drain", node), "these pods stay on "+node+" with the data of their volumes: web-main-0 (data)")
+	out, err := e.tryRcctl("", "node", "drain", node, "--wait", "--timeout", "5s")
+	if err == nil {
+		e.t.Errorf("%s is drained\n%s", node, out)
+	}
+	says(out, "its controller is static")
+	e.sameProcesses(before, "drained")
+	e.withData(id, nodes, "drained")
+	e.rcctl("", "node", "undrain", node)
+
+	const dynamic = "strategy: dynamic\n"
+	says(e.rcctl(e.kept(1, "1", dynamic), deploy...), "moves pods and leaves the data of their volumes behind: data")
+	says(e.rcctl("", "node", "drain", node, "--wait"), "these pods move and leave the data of their volumes on "+node+": web-main-0 (data)")
+	e.runs(map[string]int{"1": 1})
+	for name, rec := range e.placements(id) {
+		if rec.Value.Node == node {
+			e.t.Error(fmt.Errorf("%s is still on %s", name, node))
+		}
+	}
+	if _, err := os.Stat(e.mark(id, "main.0", node)); err != nil {
+		e.t.Errorf("the data that was left behind: %v", err)
+	}
+}
