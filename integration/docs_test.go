@@ -133,7 +133,7 @@ func TestControllerLimitsAreDocumented(t *testing.T) {
 		"node_selector":             fmt.Sprintf("| text, up to %d bytes | every node |", rc.MaxSelectorBytes),
 		"max_surge":                 fmt.Sprintf("| number | `%d` |", rc.DefaultMaxSurge),
 		"replicas":                  "one group of the role `" + rc.DefaultRole + "`",
-		"strategy":                  fmt.Sprintf("| `%s` or `%s` | `%[1]s` |", rc.Dynamic, rc.Static),
+		"strategy":                  fmt.Sprintf("| `%s` or `%s` | `%[2]s` where the pod has `volumes`, else `%[1]s` |", rc.Dynamic, rc.Static),
 		"node_loss.after":           "| `" + rc.DefaultNodeLossAfter.String() + "` |",
 		"node_loss.unmanaged_after": "| `" + strings.TrimSuffix(rc.DefaultUnmanagedAfter.String(), "0s") + "` |",
 	} {
