@@ -1,0 +1,273 @@
+package plan
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// SavedVersion is the format of saved plans, and MaxSavedBytes how large one may be.
+const (
+	SavedVersion  = 1
+	MaxSavedBytes = 8 << 20
+)
+
+// Options shape a plan besides its document.
+type Options struct {
+	Strategy      string `json:"strategy,omitempty"` // of this rollout in place of the document's; empty: the document's
+	Recreate      bool   `json:"recreate,omitempty"`
+	SkipGates     bool   `json:"skip_gates,omitempty"`
+	AllowMassStop bool   `json:"allow_mass_stop,omitempty"`
+}
+
+// Rolling returns the strategy that plans with these options.
+func (o *Options) Rolling(state *State, by string) RollingStrategy {
+	return RollingStrategy{
+		State: state, By: by, Override: o.Strategy, ForceRecreate: o.Recreate, SkipGates: o.SkipGates, MassStop: o.AllowMassStop,
+	}
+}
+
+// Saved is a plan as a file, to be carried out later: what it was made of, and the state that it was made on. Its documents
+// hold secrets.
+type Saved struct {
+	Version  int            `json:"version"`
+	By       string         `json:"by"` // who made the plan
+	At       time.Time      `json:"at"`
+	Options  Options        `json:"options"`
+	Services []SavedService `json:"services"`
+	// SHA256 is of all else. It finds a file that was changed or cut short by mistake, and is no signature.
+	SHA256 string `json:"sha256"`
+}
+
+// SavedService is the plan of one service.
+type SavedService struct {
+	Document   record.ServiceSpec `json:"document"` // resolved
+	Seen       Seen               `json:"seen"`
+	Operations []Line             `json:"operations,omitempty"` // as they were shown
+}
+
+// Seen says in words what a plan was made on: the epoch, the document in effect, the rollout and each controller. Records are
+// named by digests of their content, not by their indices in Consul: a restored or copied store gives the same content other
+// indices, or other content the same ones.
+type Seen map[string]string
+
+// The keys of Seen, and what it says of what is not there. The key of a controller ends with its name.
+const (
+	seenEpoch      = "epoch"
+	seenDocument   = "document"
+	seenRollout    = "rollout"
+	seenController = "controller "
+	absent         = "none"
+)
+
+// Save returns what is saved of a plan that a deployment has made in an epoch.
+func Save(d *Deployment, p *Plan, epoch string) SavedService {
+	return SavedService{Document: d.Spec, Seen: see(d.Service, epoch), Operations: p.Format(0)}
+}
+
+// see says what a plan is made on. What owners report is no part of it, nor are controllers that are being deleted.
+func see(svc *record.Service, epoch string) Seen {
+	seen := Seen{seenEpoch: epoch, seenDocument: absent, seenRollout: absent}
+	if svc == nil {
+		return seen
+	}
+	d := &svc.Deployed
+	seen[seenDocument] = fmt.Sprintf("revision %d by %s at %s, sha256 %s", d.Revision, d.By, d.At.UTC().Format(time.RFC3339), digestOf(d))
+	if id, state := underWay(svc); id != "" {
+		seen[seenRollout] = id + ", " + state
+	}
+	for _, c := range svc.Others("") {
+		key := seenController + c.RC.Name
+		seen[key] = "of the rollout" // which changes it all the time
+		if svc.Rollout == nil {
+			seen[key] = fmt.Sprintf("generation %d by %s, sha256 %s", c.RC.Generation, cmp.Or(c.RC.ChangedBy, "(none)"), digestOf(&c.RC))
+		}
+	}
+	return seen
+}
+
+// digestOf returns the digest of a record's content.
+func digestOf(record any) string {
+	data, _ := json.Marshal(record) // a record is made of plain fields
+	return manifest.Digest(data)
+}
+
+// changes lists what is different now, a line each.
+func (s Seen) changes(now Seen) []string {
+	either := maps.Clone(s)
+	maps.Copy(either, now)
+	var lines []string
+	for _, key := range slices.Sorted(maps.Keys(either)) {
+		if was, is := cmp.Or(s[key], absent), cmp.Or(now[key], absent); was != is {
+			lines = append(lines, fmt.Sprintf("%s: %s -> %s", key, was, is))
+		}
+	}
+	return lines
+}
+
+// SavedStrategy plans again what was saved.
+type SavedStrategy struct {
+	RollingStrategy
+	Saved SavedService
+}
+
+// Plan implements Strategy. The error is a *StaleError where the state is not the one that the plan was made on, or where
+// what would be done is not what was shown. How many pods come and go was a forecast, and is one again.
+func (s *SavedStrategy) Plan(ctx context.Context, client Client, svc *record.Service, spec *record.ServiceSpec) (Plan, error) {
+	epoch := ""
+	if s.State != nil {
+		epoch = s.State.Epoch
+	}
+	if changes := s.Saved.Seen.changes(see(svc, epoch)); len(changes) > 0 {
+		return Plan{}, &StaleError{Service: spec.Name, Changes: changes}
+	}
+	p, err := s.RollingStrategy.Plan(ctx, client, svc, spec)
+	if err != nil {
+		return Plan{}, err
+	}
+	was, is := deeds(s.Saved.Operations), deeds(p.Format(0))
+	for i := range max(len(was), len(is)) {
+		shown, now := absent, absent
+		if i < len(was) {
+			shown = was[i]
+		}
+		if i < len(is) {
+			now = is[i]
+		}
+		if shown != now {
+			return Plan{}, &StaleError{Service: spec.Name, Changes: []string{fmt.Sprintf("what is done: %s -> %s", shown, now)}}
+		}
+	}
+	return p, nil
+}
+
+// deeds returns what a plan does itself, in words. The numbers of a rollout, which stand behind a colon, follow from the pods
+// that there are.
+func deeds(lines []Line) []string {
+	var all []string
+	for _, l := range lines {
+		if what, _, _ := strings.Cut(l.Text, ": "); l.Depth == 0 {
+			all = append(all, string(l.Sign)+" "+what)
+		}
+	}
+	return all
+}
+
+// Encode returns the file. A plan that DecodeSaved would refuse is an error.
+func (s *Saved) Encode() ([]byte, error) {
+	s.Version, s.SHA256 = SavedVersion, ""
+	s.SHA256 = digestOf(s)
+	data, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := DecodeSaved(data); err != nil {
+		return nil, fmt.Errorf("it could not be read again: %w", err)
+	}
+	return append(data, '\n'), nil
+}
+
+// DecodeSaved reads such a file. Mistakes come back as field.Errors.
+func DecodeSaved(data []byte) (*Saved, error) {
+	var errs field.Errors
+	if len(data) > MaxSavedBytes {
+		errs.Add("plan", field.Text(fmt.Sprintf("a size of more than %d bytes", MaxSavedBytes)), fmt.Sprintf("at most %d bytes", MaxSavedBytes))
+		return nil, errs
+	}
+	var of struct {
+		Version *int `json:"version"`
+	}
+	switch err := json.Unmarshal(data, &of); {
+	case err != nil: // it says below what is wrong
+	case of.Version == nil:
+		errs.Missing("version", fmt.Sprint(SavedVersion))
+		return nil, errs
+	case *of.Version != SavedVersion: // it may have other fields
+		errs.Add("version", *of.Version, fmt.Sprintf("%d; make the plan again with this rcctl", SavedVersion))
+		return nil, errs
+	}
+	s, err := field.Read[Saved](data)
+	if err != nil {
+		return nil, err
+	}
+	plain := *s
+	plain.SHA256 = ""
+	if sum := digestOf(&plain); sum != s.SHA256 {
+		errs.Add("sha256", s.SHA256, "that of the plan as it was saved; the file was changed since")
+		return nil, errs
+	}
+	return s, nil
+}
+
+// Bounds of what a saved plan says in words.
+const (
+	maxBy    = 1024
+	maxText  = 16 << 10
+	maxDepth = 8
+)
+
+// Validate reports what no saved plan has.
+func (s *Saved) Validate() field.Errors {
+	var errs field.Errors
+	errs.CheckBytes("by", s.By, maxBy)
+	errs.CheckTime("at", s.At)
+	if s.Options.Strategy != "" {
+		field.CheckOneOf(&errs, "options.strategy", s.Options.Strategy, rollout.StrategyNames()...)
+	}
+	if len(s.Services) == 0 {
+		errs.Missing("services", "at least one service")
+	}
+	names := map[string]bool{}
+	for i := range s.Services {
+		path, one := fmt.Sprintf("services[%d]", i), &s.Services[i]
+		errs.Nest(path, one.validate())
+		if name := one.Document.Name; name != "" && names[name] {
+			errs.Add(path+".document.name", name, "a name that no other service of the plan has")
+		}
+		names[one.Document.Name] = true
+	}
+	return errs
+}
+
+func (s *SavedService) validate() field.Errors {
+	var errs field.Errors
+	errs.Nest("document", s.Document.Validate())
+	if s.Document.Name == "" {
+		errs.Missing("document.name", field.NameAllowed)
+	}
+	if s.Document.Pod != nil && record.Unpinned(s.Document.Pod) {
+		errs.Add("document.pod.launchables", field.Text("an artifact without its sha256"), "a sha256 for each archive")
+	}
+	for _, key := range []string{seenEpoch, seenDocument, seenRollout} {
+		if s.Seen[key] == "" {
+			errs.Missing("seen."+key, "what the plan was made on")
+		}
+	}
+	if epoch := s.Seen[seenEpoch]; epoch != "" && !field.IsULID(epoch) {
+		errs.Add("seen."+seenEpoch, epoch, "a ULID in lower case")
+	}
+	for _, key := range slices.Sorted(maps.Keys(s.Seen)) {
+		if name, of := strings.CutPrefix(key, seenController); of && field.IsName(name) {
+			errs.CheckBytes("seen."+key, s.Seen[key], maxText)
+		} else if !slices.Contains([]string{seenEpoch, seenDocument, seenRollout}, key) {
+			errs.Add("seen."+key, s.Seen[key], "epoch, document, rollout and controllers by their names")
+		}
+	}
+	for i, l := range s.Operations {
+		path := fmt.Sprintf("operations[%d].", i)
+		field.CheckOneOf(&errs, path+"sign", l.Sign, Added, Removed, Changed, Replaced)
+		field.CheckRange(&errs, path+"depth", l.Depth, 0, maxDepth)
+		errs.CheckBytes(path+"what", l.Text, maxText)
+	}
+	return errs
+}

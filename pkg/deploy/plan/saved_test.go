@@ -1,0 +1,280 @@
+package plan_test
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+const (
+	oneEpoch   = "01arz3ndektsv4rrffq69g5fav"
+	otherEpoch = "01arz3ndektsv4rrffq69g5faw"
+)
+
+// withRoom is a cluster of some epoch with two nodes.
+func withRoom(epoch string) *plan.State {
+	s := nodes(100, 100)
+	s.Epoch = epoch
+	for _, view := range s.Nodes {
+		view.Epoch = epoch
+	}
+	return s
+}
+
+// saves plans a document on a cluster and saves the plan, which is read again.
+func saves(t *testing.T, c *cluster, epoch string, changes ...string) *plan.Saved {
+	t.Helper()
+	d := deployment(t, c, changes...)
+	d.Strategy.(*plan.RollingStrategy).State = withRoom(epoch)
+	p, err := d.Plan(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := plan.Saved{By: "ann", At: when, Services: []plan.SavedService{plan.Save(d, &p, epoch)}}
+	data, err := s.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := plan.DecodeSaved(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return read
+}
+
+// carriesOut plans a saved plan again on a cluster of some epoch, and runs it.
+func carriesOut(t *testing.T, c *cluster, epoch string, s *plan.Saved) (plan.Plan, error) {
+	t.Helper()
+	r := rolling()
+	r.State = withRoom(epoch)
+	one := s.Services[0]
+	return plan.NewDeployment(c, one.Document, &plan.SavedStrategy{RollingStrategy: *r, Saved: one}).Run(t.Context())
+}
+
+// What is read back is what was saved, with any document, and carried out it writes what the plan itself would have written.
+func TestSavedPlanIsCarriedOut(t *testing.T) {
+	for _, changes := range [][]string{
+		{newManifest},
+		{`replicas=5`},
+		{`mode="each-node"`, `replicas=null`, `update.strategy="in-place"`},
+		{`replicas=null`, `replica_groups=[{"role": "a", "count": 1, "env": {"A": "b"}}, {"role": "b", "count": 2}]`},
+		{`update.step="25%"`, `update.canary={"pods": 2}`, `update.stage_timeout="0s"`, `spread="rack"`, `pre_deploy={"args": ["up"]}`},
+	} {
+		c, direct := &cluster{}, &cluster{}
+		if changes[0] == newManifest || changes[0] == `replicas=5` {
+			c.deployed(t, sample(t))
+			direct.deployed(t, sample(t))
+		}
+		saved := saves(t, c, oneEpoch, changes...)
+		p, err := carriesOut(t, c, oneEpoch, saved)
+		if err != nil {
+			t.Errorf("%v: %v", changes, err)
+			continue
+		}
+		if diff := cmp.Diff(saved.Services[0].Operations, p.Format(0)); diff != "" {
+			t.Errorf("%v: other operations than shown: %s", changes, diff)
+		}
+		if _, err := deployment(t, direct, changes...).Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		got, want := c.commits[len(c.commits)-1], direct.commits[len(direct.commits)-1]
+		if !reflect.DeepEqual(got.Deployed.Spec, want.Deployed.Spec) || !cmp.Equal(got.Audit, want.Audit) {
+			t.Errorf("%v: it wrote %+v, want %+v", changes, got.Deployed.Spec, want.Deployed.Spec)
+		}
+	}
+}
+
+func TestSavedPlanOfNothing(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t))
+	if p, err := carriesOut(t, c, oneEpoch, saves(t, c, oneEpoch)); err != nil || !p.Empty() || len(c.commits) != 1 {
+		t.Error(p, err, len(c.commits))
+	}
+}
+
+// A saved plan is refused once anything is different that it was made from, and says what. Nothing is written.
+func TestSavedPlanIsRefused(t *testing.T) {
+	five := 5
+	for _, tt := range []struct {
+		name   string
+		epoch  string
+		change func(*record.Service)
+		says   string // of one of the changes
+	}{
+		{name: "the epoch", epoch: otherEpoch, says: "epoch: " + oneEpoch + " -> " + otherEpoch},
+		{name: "the document", change: func(s *record.Service) { s.Deployed.By = "joe" }, says: "document: revision 1 by ann at 2026-01-02T03:04:05Z, sha256 "},
+		{
+			name: "a controller", change: func(s *record.Service) {
+				s.Controllers[0].RC.ReplicaGroups, s.Controllers[0].RC.Generation = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &five}}, 2
+			},
+			says: "controller web-r1: generation 1 by rollout web/",
+		},
+		{name: "a rollout", change: func(s *record.Service) {
+			s.Rollout = &rollout.Record{ID: "01arz3ndektsv4rrffq69g5fax", State: rollout.Progressing, Revisions: []rollout.Revision{{RC: s.Controllers[0].RC.ID, Direction: rollout.Up}}}
+		}, says: "rollout: none -> 01arz3ndektsv4rrffq69g5fax, progressing"},
+		{name: "a new controller", change: func(s *record.Service) {
+			more := s.Controllers[0]
+			more.RC.Name, more.RC.ID = "web-r7", more.RC.ID+"7"
+			s.Controllers = append(s.Controllers, more)
+		}, says: "controller web-r7: none -> generation 1"},
+		{name: "a deleted controller", change: func(s *record.Service) { s.Controllers[0].RC.DeletedAt = new(when) }, says: "controller web-r1: generation 1"},
+	} {
+		c := &cluster{}
+		c.deployed(t, sample(t))
+		saved := saves(t, c, oneEpoch, newManifest)
+		if tt.epoch == "" {
+			tt.epoch = oneEpoch
+			tt.change(c.svc)
+		}
+		_, err := carriesOut(t, c, tt.epoch, saved)
+		var stale *plan.StaleError
+		if !errorsAs(err, &stale) || !strings.Contains("\n"+strings.Join(stale.Changes, "\n"), "\n"+tt.says) || len(c.commits) != 1 {
+			t.Errorf("%s: %v, %d commits", tt.name, err, len(c.commits))
+			if stale != nil {
+				t.Errorf("%q, want %s", stale.Changes, tt.says)
+			}
+		}
+	}
+
+	// The service was made, or deleted and made again.
+	c := &cluster{}
+	saved := saves(t, c, oneEpoch)
+	c.deployed(t, sample(t))
+	if _, err := carriesOut(t, c, oneEpoch, saved); err == nil || !strings.Contains(err.Error(), "stale") {
+		t.Errorf("a plan of a new service: %v", err)
+	}
+	saved = saves(t, c, oneEpoch, newManifest)
+	c.svc = nil
+	if _, err := carriesOut(t, c, oneEpoch, saved); err == nil || !strings.Contains(err.Error(), "stale") {
+		t.Errorf("a plan of a service that is gone: %v", err)
+	}
+}
+
+// Pods that move and what owners report refuse nothing, nor does a controller that is on its way out.
+func TestSavedPlanOfOtherPods(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t))
+	gone := c.svc.Controllers[0]
+	gone.RC.Name, gone.RC.ID, gone.RC.DeletedAt = "web-r0", gone.RC.ID+"0", new(when)
+	gone.RC.Service = &rc.Service{Name: "web"}
+	c.svc.Controllers = append([]record.Controller{gone}, c.svc.Controllers...)
+	saved := saves(t, c, oneEpoch, newManifest, `replicas=2`)
+	c.svc.Controllers[1].Status = &rc.Status{Placed: 1, ObservedGeneration: 1}
+	c.svc.Controllers[1].Index += 7 // a restore gave it another one
+	c.svc.Controllers = c.svc.Controllers[1:]
+	if _, err := carriesOut(t, c, oneEpoch, saved); err != nil || len(c.commits) != 2 {
+		t.Error(err)
+	}
+}
+
+// While a rollout is under way its steps change its controllers, and refuse nothing; another state of it does.
+func TestSavedPlanInMidCourse(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t))
+	c.under(t, sample(t, newManifest))
+	saved := saves(t, c, oneEpoch, newManifest, `max_per_node=2`)
+	c.svc.Controllers[0].RC.Generation++
+	if _, err := carriesOut(t, c, oneEpoch, saved); err != nil {
+		t.Error(err)
+	}
+	c.svc.Rollout.State = rollout.RollingBack
+	if _, err := carriesOut(t, c, oneEpoch, saved); err == nil || !strings.Contains(err.Error(), "stale") {
+		t.Error(err)
+	}
+}
+
+// What would be done is what was shown, or it is refused.
+func TestSavedPlanDoesWhatItShows(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t))
+	saved := saves(t, c, oneEpoch, newManifest)
+	ops := saved.Services[0].Operations
+	for i := range ops {
+		ops[i].Text = strings.Replace(ops[i].Text, "rollout availability", "rollout resourceutil", 1)
+	}
+	_, err := carriesOut(t, c, oneEpoch, saved)
+	var stale *plan.StaleError
+	want := "what is done: ~ start rollout resourceutil -> ~ start rollout availability"
+	if !errorsAs(err, &stale) || len(stale.Changes) != 1 || stale.Changes[0] != want || len(c.commits) != 1 {
+		t.Errorf("%v %+v", err, stale)
+	}
+}
+
+// The options that a plan was made with are those that it is carried out with.
+func TestSavedOptions(t *testing.T) {
+	o := plan.Options{Strategy: "canary", Recreate: true, SkipGates: true, AllowMassStop: true}
+	r := o.Rolling(withRoom(oneEpoch), "joe")
+	if r.Override != "canary" || !r.ForceRecreate || !r.SkipGates || !r.MassStop || r.By != "joe" || r.State.Epoch != oneEpoch {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A file that is not what was saved is refused, with all that is wrong in it.
+func TestSavedPlanMistakes(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t))
+	good, err := saves(t, c, oneEpoch, newManifest).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ old, new, want string }{
+		{`"version": 1`, `"version": 2`, "version: 2 is not valid; allowed: 1"},
+		{`"version": 1`, `"versions": 1`, "version: missing; allowed: 1"},
+		{`"by": "ann"`, `"buy": "ann"`, "buy: unknown field; allowed: at, by, options, services, sha256, version"},
+		{`"by": "ann"`, `"by": "joe"`, "sha256: "},
+		{`"TOKEN": "abc"`, `"TOKEN": "abd"`, "sha256: "},
+		{`"options": {}`, `"options": {"strategy": "fast"}`, `options.strategy: "fast" is not valid; allowed: availability, blue-green`},
+		{`"document": {`, `"document": {"nope": 1,`, "services[0].document.nope: unknown field"},
+		{`"name": "web",`, ``, "services[0].document.name: missing"},
+		{`"sha256": "` + strings.Repeat("a", 64) + `"`, `"sha256": ""`, "services[0].document.pod.launchables: an artifact without its sha256 is not valid"},
+		{`"epoch": "` + oneEpoch + `"`, `"epoch": "now"`, `services[0].seen.epoch: "now" is not valid; allowed: `},
+		{`"rollout": "none"`, `"rollout": "none", "role": "none"`, `services[0].seen.role: "none" is not valid; allowed: `},
+		{`"rollout": "none"`, `"controller web-r0": "none"`, `services[0].seen.rollout: missing`},
+		{`"sign": "+"`, `"sign": "*"`, `services[0].operations[0].sign: "*" is not valid; allowed: +, -, ~ or -/+`},
+		{`"depth": 1`, `"depth": 1000000`, `depth: 1000000 is not valid; allowed: a whole number from 0 to `},
+		{string(good), `{"version": 1, "services": []}`, "services: missing; allowed: at least one service"},
+		{string(good), "{", "parse document"},
+		{string(good), "[]", "a list is not valid; allowed: a map"},
+		{string(good), string(good) + "{}", "parse document: something follows"},
+		{string(good), strings.Repeat(" ", plan.MaxSavedBytes+1), "plan: a size of more than "},
+	} {
+		if !strings.Contains(string(good), tt.old) {
+			t.Fatalf("the good plan has no %s:\n%s", tt.old, good)
+		}
+		_, err := plan.DecodeSaved([]byte(strings.Replace(string(good), tt.old, tt.new, 1)))
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%.60s: got %.300v, want %s", tt.new, err, tt.want)
+		}
+	}
+	var twice plan.Saved
+	if err := json.Unmarshal(good, &twice); err != nil {
+		t.Fatal(err)
+	}
+	twice.Services = append(twice.Services, twice.Services[0])
+	if _, err := twice.Encode(); err == nil || !strings.Contains(err.Error(), `services[1].document.name: "web" is not valid; allowed: a name that no other service of the plan has`) {
+		t.Error(err)
+	}
+}
+
+// Whatever a file holds, reading it ends with a plan that can be written again, or with an error.
+func FuzzDecodeSaved(f *testing.F) {
+	f.Add([]byte(`{"version": 1, "services": [{"document": ` + sampleText + `, "seen": {"epoch": "` + oneEpoch + `", "document": "none", "rollout": "none"}}]}`))
+	f.Add([]byte("{}"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := plan.DecodeSaved(data)
+		if err != nil {
+			return
+		}
+		if _, err := s.Encode(); err != nil {
+			t.Error(err)
+		}
+	})
+}
