@@ -19,16 +19,20 @@ import (
 func deployCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "deploy", Usage: "make services what their documents say, in stages",
-		UsageText: "rcctl deploy -f FILE [--yes] [--detach] [--recreate] [--strategy STRATEGY] [--sign-key KEY]",
+		UsageText: "rcctl deploy -f FILE | --plan FILE [--yes] [--detach] [--recreate] [--strategy STRATEGY] [--sign-key KEY]",
 		Description: `Shows the plan, asks, writes it, and shows how the rollout goes until it ends. Farms carry it out: Ctrl-C only ends the display.
 Nothing is written where one of the plans is refused, or where something changed since they were made. Exit code 5 says that a
 rollout failed, was rolled back or aborted, or that the display ended before it did.
+
+--plan carries a plan out that rcctl plan --out has saved. It is refused (exit code 4) if a document in effect, a controller,
+a rollout or the epoch of the cluster has changed since, or if it would do something else than it showed.
 
 Examples:
   rcctl deploy -f web.yaml
   rcctl deploy -f web.yaml --yes --detach      for scripts; then: rcctl rollout status web -w
   rcctl deploy -f web.yaml --recreate          a new revision of the same document
   rcctl deploy -f web.yaml --strategy resourceutil
+  rcctl deploy --plan web.plan                 what rcctl plan -f web.yaml --out web.plan has shown
 
 A document, with the fields that are used most; docs/deploying.md has all of them:
   name: web
@@ -44,15 +48,22 @@ A document, with the fields that are used most; docs/deploying.md has all of the
     - {name: http, dynamic: true}
     health:
       http: {port: http, path: /health}`,
-		Flags: append(append([]cli.Flag{fileFlag()}, runFlags()...), append(planFlags(), &cli.StringFlag{Name: "sign-key", Usage: "`FILE` with an SSH key to sign the pods' manifests with"})...),
-		Action: onConn(readDeploy, func(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) error {
-			all, err := planAll(c, std, s, specs)
-			if err != nil {
-				return err
+		Flags: append(append([]cli.Flag{fileFlag(), savedFlag()}, runFlags()...), append(planFlags(), &cli.StringFlag{Name: "sign-key", Usage: "`FILE` with an SSH key to sign the pods' manifests with"})...),
+		Action: func(c *cli.Context) error {
+			if c.IsSet("plan") {
+				return onConn(readSaved, deploySaved)(c)
 			}
-			return carryOut(c, std, s, all)
-		}),
+			return onConn(readDeploy, runDeploy)(c)
+		},
 	})
+}
+
+func runDeploy(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) error {
+	_, all, err := planAll(c, std, s, specs)
+	if err != nil {
+		return err
+	}
+	return carryOut(c, std, s, all)
 }
 
 // runFlags are those of the commands that start rollouts.
@@ -163,21 +174,23 @@ func confirm(ctx context.Context, std *stdio) error {
 func planCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "plan", Usage: "show what deploying a document would do; writes nothing",
-		UsageText: "rcctl plan -f FILE [--recreate] [--strategy STRATEGY] [-o table|json|yaml]",
+		UsageText: "rcctl plan -f FILE [--out FILE] [--recreate] [--strategy STRATEGY] [-o table|json|yaml]",
 		Description: `Exit code 0: the services are as the documents say. Exit code 6: there is something to do. What cannot work is refused with exit
-code 4, the reason and what would work.
+code 4, the reason and what would work. --out saves the plan, for somebody else or a later hour to carry out. The file holds
+the values of env: it can be read by you alone.
 
 Examples:
   rcctl plan -f web.yaml
+  rcctl plan -f web.yaml --out web.plan        then: rcctl deploy --plan web.plan
   rcctl plan -f web.yaml --strategy in-place
   rcctl plan -f web.yaml -o json | jq '.[].change.fields[] | [.path, .from, .to]'`,
-		Flags:  append([]cli.Flag{fileFlag(), outputFlag()}, planFlags()...),
+		Flags:  append([]cli.Flag{fileFlag(), outFlag(), outputFlag(), massStopFlag()}, planFlags()...),
 		Action: onConn(readServices, runPlan),
 	})
 }
 
 func runPlan(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) error {
-	all, err := planAll(c, std, s, specs)
+	d, all, err := planAll(c, std, s, specs)
 	if err != nil {
 		return err
 	}
@@ -186,6 +199,9 @@ func runPlan(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) e
 		views[i] = inspect.NewPlanView(&p.plan)
 	}
 	err = std.print(c, views, nil, func(w io.Writer) error { writePlans(w, all, coloured(w)); return nil })
+	if err == nil && c.IsSet("out") {
+		err = d.save(std, all)
+	}
 	if err == nil && anyChange(all) {
 		return &codedError{code: exitChanges}
 	}

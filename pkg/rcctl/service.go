@@ -74,15 +74,22 @@ func decodeServices(docs [][]byte) (specs []*record.ServiceSpec, err error) {
 type deployer struct {
 	flags   *cli.Context
 	client  *deploy.Client
+	options plan.Options
 	rolling plan.RollingStrategy
 	known   func(context.Context) (map[string]string, error) // the digests that the histories of all services have
 	about   string                                           // printed before the plan, if anything
 }
 
-// newDeployer reads the flags of planFlags, and what plans need to see of the cluster. Unreadable records are told on standard error.
-func newDeployer(c *cli.Context, std *stdio, s *conn) (*deployer, error) {
-	strategy := c.String("strategy")
-	if strategy != "" && !slices.Contains(rollout.StrategyNames(), strategy) {
+// optionsOf reads the flags that shape a plan besides its document.
+func optionsOf(c *cli.Context) plan.Options {
+	return plan.Options{
+		Strategy: c.String("strategy"), Recreate: c.Bool("recreate"), SkipGates: c.Bool("skip-gates"), AllowMassStop: c.Bool("allow-mass-stop"),
+	}
+}
+
+// newDeployer reads what plans need to see of the cluster. Unreadable records are told on standard error.
+func newDeployer(c *cli.Context, std *stdio, s *conn, options plan.Options) (*deployer, error) {
+	if strategy := options.Strategy; strategy != "" && !slices.Contains(rollout.StrategyNames(), strategy) {
 		return nil, badFlag(c, "--strategy", strategy, field.Or(rollout.StrategyNames()...))
 	}
 	who, err := s.who(c.Context)
@@ -99,9 +106,7 @@ func newDeployer(c *cli.Context, std *stdio, s *conn) (*deployer, error) {
 	return &deployer{
 		known: knownDigests(std, s),
 		flags: c, client: &deploy.Client{Store: s.Store, Who: who, Signatures: map[string]string{}},
-		rolling: plan.RollingStrategy{
-			State: state, ForceRecreate: c.Bool("recreate"), Override: strategy, SkipGates: c.Bool("skip-gates"), MassStop: c.Bool("allow-mass-stop"), By: who,
-		},
+		options: options, rolling: options.Rolling(state, who),
 	}, nil
 }
 
@@ -148,6 +153,13 @@ func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned
 	if err != nil {
 		return nil, refusedPlan(err)
 	}
+	strategy := d.rolling
+	p, err := d.planResolved(ctx, resolved, &strategy)
+	return p, refusedPlan(err)
+}
+
+// planResolved plans the deployment of a resolved document, and signs its manifests where a flag says so.
+func (d *deployer) planResolved(ctx context.Context, resolved *record.ServiceSpec, strategy plan.Strategy) (*planned, error) {
 	if key := d.flags.String("sign-key"); key != "" {
 		signatures, err := signAll(d.flags, manifestsOf(resolved.RCSpec(resolved.Name)), key)
 		if err != nil {
@@ -155,12 +167,11 @@ func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned
 		}
 		maps.Copy(d.client.Signatures, signatures)
 	}
-	strategy := d.rolling
-	deployment := plan.NewDeployment(d.client, *resolved, &strategy)
+	deployment := plan.NewDeployment(d.client, *resolved, strategy)
 	deployment.Detach = true // the display waits
 	p, err := deployment.Plan(ctx)
 	if err != nil {
-		return nil, refusedPlan(err)
+		return nil, err
 	}
 	return &planned{deployment: deployment, plan: p}, nil
 }
@@ -175,7 +186,7 @@ func redeploy(c *cli.Context, std *stdio, name, what string, change func(*record
 		if err != nil {
 			return err
 		}
-		d, err := newDeployer(c, std, s)
+		d, err := newDeployer(c, std, s, optionsOf(c))
 		if err != nil {
 			return err
 		}
@@ -196,19 +207,18 @@ func redeploy(c *cli.Context, std *stdio, name, what string, change func(*record
 }
 
 // planAll plans the deployment of each document.
-func planAll(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) (all []*planned, err error) {
-	d, err := newDeployer(c, std, s)
-	if err != nil {
-		return nil, err
+func planAll(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) (d *deployer, all []*planned, err error) {
+	if d, err = newDeployer(c, std, s, optionsOf(c)); err != nil {
+		return nil, nil, err
 	}
 	for _, spec := range specs {
 		p, err := d.plan(c.Context, spec)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		all = append(all, p)
 	}
-	return all, nil
+	return d, all, nil
 }
 
 // refusedPlan turns what plans refuse into what exits as refused.

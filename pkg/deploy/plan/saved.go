@@ -54,6 +54,7 @@ type SavedService struct {
 	Document   record.ServiceSpec `json:"document"` // resolved
 	Seen       Seen               `json:"seen"`
 	Operations []Line             `json:"operations,omitempty"` // as they were shown
+	Warnings   []string           `json:"warnings,omitempty"`
 }
 
 // Seen says in words what a plan was made on: the epoch, the document in effect, the rollout and each controller. Records are
@@ -72,7 +73,12 @@ const (
 
 // Save returns what is saved of a plan that a deployment has made in an epoch.
 func Save(d *Deployment, p *Plan, epoch string) SavedService {
-	return SavedService{Document: d.Spec, Seen: see(d.Service, epoch), Operations: p.Format(0)}
+	return SavedService{Document: d.Spec, Seen: see(d.Service, epoch), Operations: p.Format(0), Warnings: p.Warnings}
+}
+
+// Shows reports whether a plan is in all that people see of it the one that was saved.
+func (s *SavedService) Shows(p *Plan) bool {
+	return slices.Equal(s.Operations, p.Format(0)) && slices.Equal(s.Warnings, p.Warnings)
 }
 
 // see says what a plan is made on. What owners report is no part of it, nor are controllers that are being deleted.
@@ -268,6 +274,9 @@ func (s *SavedService) validate() field.Errors {
 		field.CheckOneOf(&errs, path+"sign", l.Sign, Added, Removed, Changed, Replaced)
 		field.CheckRange(&errs, path+"depth", l.Depth, 0, maxDepth)
 		errs.CheckBytes(path+"what", l.Text, maxText)
+	}
+	for i, warning := range s.Warnings {
+		errs.CheckBytes(fmt.Sprintf("warnings[%d]", i), warning, maxText)
 	}
 	return errs
 }
