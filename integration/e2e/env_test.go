@@ -110,6 +110,7 @@ var scenarios = map[string]func(*env){
 	"retarget":              retarget,
 	"restore-rollout":       restoreRollout,
 	"stale-plan":            stalePlan,
+	"saved-plan":            savedPlan,
 	"rollout":               rollOut,
 	"rollback":              rollBack,
 	"rollback-keeps-counts": rollbackKeepsCounts,
