@@ -33,14 +33,16 @@ func outFlag() cli.Flag {
 
 // savedFlag carries a saved plan out.
 func savedFlag() cli.Flag {
-	return &cli.StringFlag{Name: "plan", Usage: "carry out the plan in `FILE`, which rcctl plan --out saved; refused if what it was made on has changed"}
+	return &cli.StringFlag{
+		Name: "plan", Usage: "carry out the plan that rcctl plan --out saved in `FILE`, unless what it was made on has changed",
+	}
 }
 
 // save writes plans to a file, and says where and for what they are.
 func (d *deployer) save(std *stdio, all []*planned) error {
 	path, epoch := d.flags.String("out"), d.rolling.State.Epoch
 	if epoch == "" {
-		return refusedf("--out: this cluster has no epoch that can be read, so that nothing would tell it from another one; " +
+		return refusedf("--out: this cluster has no epoch that can be read, so that nothing tells it from another; " +
 			"start its first farm, or deploy without a saved plan: rcctl deploy -f FILE")
 	}
 	saved := plan.Saved{By: d.rolling.By, At: time.Now().UTC().Truncate(time.Second), Options: d.options}
@@ -58,16 +60,18 @@ func (d *deployer) save(std *stdio, all []*planned) error {
 	if d.flags.String("output") != formats[0] { // it is read by programs
 		out = std.err
 	}
-	fmt.Fprintf(out, "saved in %s, with all values of env; it can be carried out until documents, controllers, rollouts or the epoch change\n"+
+	fmt.Fprintf(out, "saved in %s, with all values of env; "+
+		"it can be carried out until documents, controllers, rollouts or the epoch change\n"+
 		"next: rcctl deploy --plan %s\n", path, path)
 	return nil
 }
 
-// writePrivate puts a file that only its owner can read in place of another one, or of none. In a directory that others may
-// write to nobody can have prepared where the content goes: the name of the new file is random, and it must not exist.
+// writePrivate puts a file that only its owner can read in place of another one, or of none. Nobody can have prepared
+// where the content goes, also in a directory that others may write to: the new file has a random name, and must not
+// exist.
 func writePrivate(path string, data []byte) (err error) {
 	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
-		return fmt.Errorf("it is there, and is a %s; allowed: a new file, or a regular one to replace", typeOf(info))
+		return errors.New("what is there is no regular file; allowed: a new file, or a regular one to replace")
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
@@ -84,23 +88,12 @@ func writePrivate(path string, data []byte) (err error) {
 	return durable.SyncDir(filepath.Dir(path))
 }
 
-// typeOf says in words what is no regular file.
-func typeOf(info os.FileInfo) string {
-	switch info.Mode().Type() {
-	case os.ModeSymlink:
-		return "symbolic link"
-	case os.ModeDir:
-		return "directory"
-	default:
-		return "device, socket or pipe"
-	}
-}
-
-// readSaved reads the file that --plan names. It says itself what is deployed and how: flags that would say so are refused.
+// readSaved reads the file that --plan names. The file says what is deployed and how: flags that would say so are
+// refused.
 func readSaved(c *cli.Context) (*plan.Saved, error) {
 	for _, f := range slices.Concat([]cli.Flag{fileFlag(), massStopFlag()}, planFlags()) {
 		if name := f.Names()[0]; c.IsSet(name) {
-			return nil, usagef(c, "--plan together with --%s; allowed: one of them, as a plan says what is deployed and how", name)
+			return nil, usagef(c, "--plan together with --%s; allowed: one of them, a plan says what is deployed and how", name)
 		}
 	}
 	if _, err := noArgs(c); err != nil {
@@ -149,6 +142,6 @@ func deploySaved(c *cli.Context, std *stdio, s *conn, saved *plan.Saved) error {
 	if !same {
 		about = "what it was made on is as it was, but not all that it showed of pods and room"
 	}
-	fmt.Fprintf(std.out, "the plan of %s, made by %s: %s\n", saved.At.Format(time.RFC3339), saved.By, about)
+	fmt.Fprintf(std.out, "the plan of %s, made by %s: %s\n", saved.At.Format(time.RFC3339), clean(saved.By), about)
 	return carryOut(c, std, s, all)
 }

@@ -234,7 +234,7 @@ func refusedPlan(err error) error {
 	case errors.As(err, &stale):
 		text := stale.Error() + "; nothing was written"
 		for _, line := range stale.Changes {
-			text += "\n  " + forTerminal(line)
+			text += "\n  " + clean(forTerminal(line)) // a saved plan says what it likes
 		}
 		return refusedf("%s", text)
 	case errors.Is(err, plan.ErrChanged):

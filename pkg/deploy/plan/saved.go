@@ -24,7 +24,7 @@ const (
 
 // Options shape a plan besides its document.
 type Options struct {
-	Strategy      string `json:"strategy,omitempty"` // of this rollout in place of the document's; empty: the document's
+	Strategy      string `json:"strategy,omitempty"` // in place of the document's; empty: that
 	Recreate      bool   `json:"recreate,omitempty"`
 	SkipGates     bool   `json:"skip_gates,omitempty"`
 	AllowMassStop bool   `json:"allow_mass_stop,omitempty"`
@@ -33,12 +33,13 @@ type Options struct {
 // Rolling returns the strategy that plans with these options.
 func (o *Options) Rolling(state *State, by string) RollingStrategy {
 	return RollingStrategy{
-		State: state, By: by, Override: o.Strategy, ForceRecreate: o.Recreate, SkipGates: o.SkipGates, MassStop: o.AllowMassStop,
+		State: state, By: by,
+		Override: o.Strategy, ForceRecreate: o.Recreate, SkipGates: o.SkipGates, MassStop: o.AllowMassStop,
 	}
 }
 
-// Saved is a plan as a file, to be carried out later: what it was made of, and the state that it was made on. Its documents
-// hold secrets.
+// Saved is a plan as a file, to be carried out later: what it was made of, and the state that it was made on. Its
+// documents hold secrets.
 type Saved struct {
 	Version  int            `json:"version"`
 	By       string         `json:"by"` // who made the plan
@@ -57,9 +58,9 @@ type SavedService struct {
 	Warnings   []string           `json:"warnings,omitempty"`
 }
 
-// Seen says in words what a plan was made on: the epoch, the document in effect, the rollout and each controller. Records are
-// named by digests of their content, not by their indices in Consul: a restored or copied store gives the same content other
-// indices, or other content the same ones.
+// Seen says in words what a plan was made on: the epoch, the document in effect, the rollout and each controller.
+// Records are named by digests of their content, not by their indices in Consul: in a restored or copied store the same
+// content may have other indices, and other content the same ones.
 type Seen map[string]string
 
 // The keys of Seen, and what it says of what is not there. The key of a controller ends with its name.
@@ -73,7 +74,9 @@ const (
 
 // Save returns what is saved of a plan that a deployment has made in an epoch.
 func Save(d *Deployment, p *Plan, epoch string) SavedService {
-	return SavedService{Document: d.Spec, Seen: see(d.Service, epoch), Operations: p.Format(0), Warnings: p.Warnings}
+	return SavedService{
+		Document: d.Spec, Seen: see(d.Service, epoch), Operations: p.Format(0), Warnings: p.Warnings,
+	}
 }
 
 // Shows reports whether a plan is in all that people see of it the one that was saved.
@@ -88,16 +91,18 @@ func see(svc *record.Service, epoch string) Seen {
 		return seen
 	}
 	d := &svc.Deployed
-	seen[seenDocument] = fmt.Sprintf("revision %d by %s at %s, sha256 %s", d.Revision, d.By, d.At.UTC().Format(time.RFC3339), digestOf(d))
+	at := d.At.UTC().Format(time.RFC3339)
+	seen[seenDocument] = fmt.Sprintf("revision %d by %s at %s, sha256 %s", d.Revision, d.By, at, digestOf(d))
 	if id, state := underWay(svc); id != "" {
 		seen[seenRollout] = id + ", " + state
 	}
 	for _, c := range svc.Others("") {
-		key := seenController + c.RC.Name
-		seen[key] = "of the rollout" // which changes it all the time
-		if svc.Rollout == nil {
-			seen[key] = fmt.Sprintf("generation %d by %s, sha256 %s", c.RC.Generation, cmp.Or(c.RC.ChangedBy, "(none)"), digestOf(&c.RC))
+		r, by := &c.RC, cmp.Or(c.RC.ChangedBy, "(none)")
+		text := fmt.Sprintf("generation %d by %s, sha256 %s", r.Generation, by, digestOf(r))
+		if svc.Rollout != nil {
+			text = "of the rollout" // which changes it all the time
 		}
+		seen[seenController+r.Name] = text
 	}
 	return seen
 }
@@ -127,9 +132,11 @@ type SavedStrategy struct {
 	Saved SavedService
 }
 
-// Plan implements Strategy. The error is a *StaleError where the state is not the one that the plan was made on, or where
-// what would be done is not what was shown. How many pods come and go was a forecast, and is one again.
-func (s *SavedStrategy) Plan(ctx context.Context, client Client, svc *record.Service, spec *record.ServiceSpec) (Plan, error) {
+// Plan implements Strategy. The error is a *StaleError where the state is not the one that the plan was made on, or
+// where what would be done is not what was shown. How many pods come and go was a forecast, and is one again.
+func (s *SavedStrategy) Plan(
+	ctx context.Context, client Client, svc *record.Service, spec *record.ServiceSpec,
+) (Plan, error) {
 	epoch := ""
 	if s.State != nil {
 		epoch = s.State.Epoch
@@ -141,29 +148,19 @@ func (s *SavedStrategy) Plan(ctx context.Context, client Client, svc *record.Ser
 	if err != nil {
 		return Plan{}, err
 	}
-	was, is := deeds(s.Saved.Operations), deeds(p.Format(0))
-	for i := range max(len(was), len(is)) {
-		shown, now := absent, absent
-		if i < len(was) {
-			shown = was[i]
-		}
-		if i < len(is) {
-			now = is[i]
-		}
-		if shown != now {
-			return Plan{}, &StaleError{Service: spec.Name, Changes: []string{fmt.Sprintf("what is done: %s -> %s", shown, now)}}
-		}
+	if changes := deeds(s.Saved.Operations).changes(deeds(p.Format(0))); len(changes) > 0 {
+		return Plan{}, &StaleError{Service: spec.Name, Changes: changes}
 	}
 	return p, nil
 }
 
-// deeds returns what a plan does itself, in words. The numbers of a rollout, which stand behind a colon, follow from the pods
-// that there are.
-func deeds(lines []Line) []string {
-	var all []string
+// deeds says what a plan does itself, in the words of a Seen. The numbers of a rollout, which stand behind a colon,
+// follow from the pods that there are.
+func deeds(lines []Line) Seen {
+	all := Seen{}
 	for _, l := range lines {
 		if what, _, _ := strings.Cut(l.Text, ": "); l.Depth == 0 {
-			all = append(all, string(l.Sign)+" "+what)
+			all[fmt.Sprintf("operation %d", len(all)+1)] = string(l.Sign) + " " + what
 		}
 	}
 	return all
@@ -187,7 +184,7 @@ func (s *Saved) Encode() ([]byte, error) {
 func DecodeSaved(data []byte) (*Saved, error) {
 	var errs field.Errors
 	if len(data) > MaxSavedBytes {
-		errs.Add("plan", field.Text(fmt.Sprintf("a size of more than %d bytes", MaxSavedBytes)), fmt.Sprintf("at most %d bytes", MaxSavedBytes))
+		errs.Add("plan", field.Text("a larger size"), fmt.Sprintf("at most %d bytes", MaxSavedBytes))
 		return nil, errs
 	}
 	var of struct {

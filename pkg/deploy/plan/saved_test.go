@@ -221,7 +221,7 @@ func TestSavedPlanDoesWhatItShows(t *testing.T) {
 	}
 	_, err := carriesOut(t, c, oneEpoch, saved)
 	var stale *plan.StaleError
-	want := "what is done: ~ start rollout resourceutil -> ~ start rollout availability"
+	want := "operation 3: ~ start rollout resourceutil -> ~ start rollout availability"
 	if !errorsAs(err, &stale) || len(stale.Changes) != 1 || stale.Changes[0] != want || len(c.commits) != 1 {
 		t.Errorf("%v %+v", err, stale)
 	}
@@ -263,7 +263,7 @@ func TestSavedPlanMistakes(t *testing.T) {
 		{string(good), "{", "parse document"},
 		{string(good), "[]", "a list is not valid; allowed: a map"},
 		{string(good), string(good) + "{}", "parse document: something follows"},
-		{string(good), strings.Repeat(" ", plan.MaxSavedBytes+1), "plan: a size of more than "},
+		{string(good), strings.Repeat(" ", plan.MaxSavedBytes+1), "plan: a larger size is not valid; allowed: at most 8388608 bytes"},
 	} {
 		if !strings.Contains(string(good), tt.old) {
 			t.Fatalf("the good plan has no %s:\n%s", tt.old, good)
