@@ -100,6 +100,7 @@ var scenarios = map[string]func(*env){
 	"sick-move":             sickMove,
 	"misplaced":             misplaced,
 	"volume-redeploy":       volumeRedeploy,
+	"pod-labels":            podLabels,
 	"drain-volume":          drainVolume,
 	"relabel":               relabel,
 	"crash-loop":            crashLoop,

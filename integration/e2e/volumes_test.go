@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -106,4 +107,33 @@ func drainVolume(e *env) {
 	if _, err := os.Stat(e.mark(id, "main.0", node)); err != nil {
 		e.t.Errorf("the data that was left behind: %v", err)
 	}
+}
+
+// podLabels: pods that run get the labels of a new document, and lose those that it has no more, without a restart.
+func podLabels(e *env) {
+	e.site(2, 1)
+	deploy := []string{"deploy", "-f", "-", "--yes"}
+	labelled := func(labels string) string {
+		return e.document(web{replicas: 2, version: "1", fields: "pod_labels: {" + labels + "}\n"})
+	}
+	have := func(selector string, want int) {
+		e.t.Helper()
+		e.within(limit, func() error {
+			var found []json.RawMessage
+			e.decode([]byte(e.rcctl("", "pods", "-l", selector, "-o", "json")), &found)
+			if len(found) != want {
+				return fmt.Errorf("%d pods have the labels %s, want %d", len(found), selector, want)
+			}
+			return nil
+		})
+	}
+	e.rcctl(labelled("team: a"), deploy...)
+	e.runs(map[string]int{"1": 2})
+	have("team=a", 2)
+	before := e.processes()
+	e.rcctl(labelled("team: b, tier: web"), deploy...)
+	have("team=b,tier=web", 2)
+	e.rcctl(labelled("tier: web"), deploy...)
+	have("tier=web,!team", 2)
+	e.sameProcesses(before, "labelled anew")
 }

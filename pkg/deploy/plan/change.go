@@ -131,6 +131,8 @@ func whatItTakes(path string, inPlace bool) (ChangeKind, string) {
 		return NeedsRecreate, "pods are placed anew, in stages"
 	case "update", "digests", "pre_deploy":
 		return NeedsUpdate, whyRollouts
+	case "pod_labels":
+		return NeedsUpdate, "pods get them without a restart"
 	case "replica_groups":
 		return whatGroupsTake(path, inPlace)
 	default:

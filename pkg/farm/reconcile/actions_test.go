@@ -16,7 +16,7 @@ func TestLabelsOfActionsStay(t *testing.T) {
 		got = append(got, a.Label())
 	}
 	slices.Sort(got)
-	if text := strings.Join(got, " "); text != "adopt expel mark move place release remove repair return shrink stop switch upgrade" {
+	if text := strings.Join(got, " "); text != "adopt expel mark move place relabel release remove repair return shrink stop switch upgrade" {
 		t.Error(text)
 	}
 }

@@ -44,6 +44,7 @@ func Compute(s *Snapshot) Plan {
 		draining.transfer()
 		upgrades{room}.upgrade()
 		naming{room}.switchNames()
+		labelling{d}.relabel()
 		draining.drainsWait()
 	}
 	lost.markGhosts()

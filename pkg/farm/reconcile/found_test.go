@@ -34,7 +34,7 @@ func onNodes(desired int, pods ...reconcile.Pod) *reconcile.Snapshot {
 }
 
 func aPod(state pod.RunState, revision int64, digest string, r *pod.Reality) reconcile.Pod {
-	return reconcile.Pod{Placement: pod.Placement{RunState: state, Revision: revision, Digest: digest}, Index: 7, Reality: r}
+	return reconcile.Pod{Placement: pod.Placement{RunState: state, Revision: revision, Digest: digest, Labels: given("")}, Index: 7, Reality: r}
 }
 
 func only(t *testing.T, s *reconcile.Snapshot, action reconcile.Action) reconcile.Change {

@@ -30,10 +30,15 @@ func snapshotOf(desired int) *reconcile.Snapshot {
 	return s
 }
 
+// given are the labels of a pod whose controller and manifest give it none.
+func given(podID string) map[string]string {
+	return map[string]string{pod.RCIDLabel: "rc", pod.PodIDLabel: podID}
+}
+
 func running(index int, on string, revision, adoptedAt int64) reconcile.Pod {
 	id := pod.Identity{RCID: "rc", Role: "main", Index: index}
 	return reconcile.Pod{
-		Placement: pod.Placement{Identity: id, Node: on, PodID: "p", Digest: "m1", RunState: pod.Running, Revision: revision, AdoptedAtGeneration: adoptedAt},
+		Placement: pod.Placement{Identity: id, Node: on, PodID: "p", Digest: "m1", RunState: pod.Running, Revision: revision, AdoptedAtGeneration: adoptedAt, Labels: given("p")},
 		Index:     9, Ghosts: map[string]*pod.Reality{},
 		Reality: &pod.Reality{Identity: id, Node: on, Digest: "m1", Revision: revision, State: pod.StateReady, Available: true},
 	}

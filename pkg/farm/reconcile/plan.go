@@ -30,11 +30,12 @@ const (
 	Move          Action = "move"           // another node, the old copy runs on until the new one is available
 	Return        Action = "return"         // back to a former node whose copy was left running
 	Switch        Action = "switch"         // into the service's name or out of it
+	Relabel       Action = "relabel"        // the labels that its controller gives its pods now
 	Release       Action = "release"        // give back a claim that nobody uses
 )
 
 // AllActions lists every action, for metrics.
-var AllActions = []Action{Adopt, Repair, Place, Upgrade, Stop, Remove, StopDuplicate, Mark, Move, Return, Release, FinishUpgrade, Switch}
+var AllActions = []Action{Adopt, Repair, Place, Upgrade, Stop, Remove, StopDuplicate, Mark, Move, Return, Release, FinishUpgrade, Switch, Relabel}
 
 // Label is the action as metrics have it: two of them keep the word that dashboards and alerts know.
 func (a Action) Label() string {

@@ -1,0 +1,75 @@
+package reconcile_test
+
+import (
+	"maps"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+)
+
+// Running pods get the labels that their controller gives them now, those of their own manifest among them, and
+// nothing else about them changes.
+func TestRelabel(t *testing.T) {
+	t.Parallel()
+	team := func(value string) map[string]string {
+		labels := given("p")
+		labels["team"] = value
+		return labels
+	}
+	for name, c := range map[string]struct {
+		change func(*reconcile.Snapshot)
+		want   []int // indices of those that are labelled anew
+	}{
+		"all three":         {func(*reconcile.Snapshot) {}, []int{0, 1, 2}},
+		"one has them":      {func(s *reconcile.Snapshot) { s.Pods[1].Labels = team("a") }, []int{0, 2}},
+		"a label goes":      {func(s *reconcile.Snapshot) { s.RC.PodLabels = nil; s.Pods[2].Labels = team("a") }, []int{2}},
+		"another value":     {func(s *reconcile.Snapshot) { s.Pods[0].Labels = team("b") }, []int{0, 1, 2}},
+		"found running":     {func(s *reconcile.Snapshot) { s.Pods[0].AdoptedAtGeneration = 7 }, []int{1, 2}},
+		"one stops":         {func(s *reconcile.Snapshot) { stopAt(&s.Pods[0], s) }, []int{1, 2}},
+		"marked lost first": {func(s *reconcile.Snapshot) { s.Nodes["n0"].Alive = false }, []int{1, 2}},
+		"holding":           {func(s *reconcile.Snapshot) { s.Hold = "n3 has not spoken" }, nil},
+		"disabled":          {func(s *reconcile.Snapshot) { s.RC.Disabled = true }, nil},
+		"manifest unread":   {func(s *reconcile.Snapshot) { s.Manifest = nil }, nil},
+		"by the manifest's": {func(s *reconcile.Snapshot) { s.RC.PodLabels, s.Manifest.Labels = nil, map[string]string{"team": "a"} }, []int{0, 1, 2}},
+	} {
+		s := row(3, 3)
+		s.RC.PodLabels = map[string]string{"team": "a"}
+		c.change(s)
+		got := map[int]bool{}
+		for _, ch := range reconcile.Compute(s).Changes {
+			if ch.Action != reconcile.Relabel {
+				continue
+			}
+			was, next, in := &s.Pods[ch.Identity.Index].Placement, ch.Placement, ch.Intents[0].Intent
+			got[ch.Identity.Index] = true
+			want := team("a")
+			if name == "a label goes" {
+				want = given("p")
+			}
+			if !maps.Equal(next.Labels, want) || !maps.Equal(in.Labels, want) || next.Revision <= was.Revision || in.Revision != next.Revision ||
+				next.Digest != was.Digest || !next.ChangedAt.Equal(was.ChangedAt) || in.State != pod.Running || ch.Takes || len(ch.Reserve) > 0 || !ch.NeedsSchema {
+				t.Errorf("%s: %+v", name, ch)
+			}
+		}
+		want := map[int]bool{}
+		for _, i := range c.want {
+			want[i] = true
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("%s: labelled anew are %v, want %v", name, got, want)
+		}
+	}
+}
+
+// A pod that is upgraded gets its labels with that, in one change.
+func TestAnUpgradeBringsTheLabels(t *testing.T) {
+	t.Parallel()
+	s := row(1, 1)
+	s.RC.PodLabels = map[string]string{"team": "a"}
+	s.Pods[0].Digest, s.RC.MinAvailable = "m0", count(0)
+	plan := reconcile.Compute(s)
+	if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Upgrade || plan.Changes[0].Placement.Labels["team"] != "a" {
+		t.Errorf("the changes are %+v", plan.Changes)
+	}
+}
