@@ -101,6 +101,7 @@ var scenarios = map[string]func(*env){
 	"misplaced":             misplaced,
 	"volume-redeploy":       volumeRedeploy,
 	"pod-labels":            podLabels,
+	"deploy-waits":          deployWaits,
 	"drain-volume":          drainVolume,
 	"relabel":               relabel,
 	"crash-loop":            crashLoop,

@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -19,10 +20,11 @@ import (
 func deployCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "deploy", Usage: "make services what their documents say, in stages",
-		UsageText: "rcctl deploy -f FILE | --plan FILE [--yes] [--detach] [--recreate] [--strategy STRATEGY] [--sign-key KEY]",
-		Description: `Shows the plan, asks, writes it, and shows how the rollout goes until it ends. Farms carry it out: Ctrl-C only ends the display.
-Nothing is written where one of the plans is refused, or where something changed since they were made. Exit code 5 says that a
-rollout failed, was rolled back or aborted, or that the display ended before it did.
+		UsageText: "rcctl deploy -f FILE | --plan FILE [--yes] [--detach | --timeout 5m] [--recreate] [--strategy STRATEGY] [--sign-key KEY]",
+		Description: `Shows the plan, asks, writes it, and shows how the rollout goes until it ends, or how pods come and go where the plan
+needs no rollout. Farms carry it out: Ctrl-C, or --timeout, only ends the display. Nothing is written where one of the
+plans is refused, or where something changed since they were made. Exit code 5 says that a rollout failed, was rolled
+back or aborted, that pods cannot become available, or that the display ended before it did.
 
 --plan carries a plan out that rcctl plan --out has saved. It is refused (exit code 4) if a document in effect, a controller,
 a rollout or the epoch of the cluster has changed since, or if it would do something else than it showed.
@@ -71,6 +73,7 @@ func runFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "yes", Aliases: []string{"y"}, Usage: "do not ask; needed where nobody can be asked"},
 		&cli.BoolFlag{Name: "detach", Usage: "return when it is written"},
+		timeoutFlag("`TIME` after which the display ends, with exit code 5; what was written is carried out all the same"),
 		massStopFlag(),
 	}
 }
@@ -111,20 +114,43 @@ func carryOut(c *cli.Context, std *stdio, s *conn, all []*planned) error {
 			return err
 		}
 	}
+	limit := limitOf(c)
+	ctx, cancel := context.WithTimeoutCause(c.Context, limit, fmt.Errorf("not done after %s", limit))
+	defer cancel()
 	var errs []error
 	for _, p := range all {
-		if p.plan.Rollout() == "" {
-			continue
-		}
-		if c.Bool("detach") {
-			fmt.Fprintf(std.out, "next: rcctl rollout status %s -w\n", p.plan.ServiceName)
-			continue
-		}
-		if err := followRollout(c.Context, std, s, p.plan.ServiceName, p.plan.Rollout()); err != nil {
-			errs = append(errs, err)
+		switch {
+		case p.plan.Empty():
+		case c.Bool("detach"):
+			fmt.Fprintf(std.out, "next: %s\n", watches(&p.plan))
+		default:
+			errs = append(errs, follow(ctx, std, s, &p.plan, limit))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// follow shows how what a plan has written is carried out, until that has ended.
+func follow(ctx context.Context, std *stdio, s *conn, p *plan.Plan, limit time.Duration) error {
+	if id := p.Rollout(); id != "" {
+		return followRollout(ctx, std, s, p.ServiceName, id)
+	}
+	var errs []error
+	for _, r := range p.Changed() {
+		errs = append(errs, waitConverged(ctx, std, s, r, limit))
+	}
+	return errors.Join(errs...)
+}
+
+// watches is the command that shows how what a plan has written is carried out.
+func watches(p *plan.Plan) string {
+	if p.Rollout() != "" {
+		return "rcctl rollout status " + p.ServiceName + " -w"
+	}
+	for _, r := range p.Changed() {
+		return "rcctl rc status " + r.Name + " --watch"
+	}
+	return "rcctl service list"
 }
 
 // start writes one plan.

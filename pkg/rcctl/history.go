@@ -98,7 +98,7 @@ func readRevision(c *cli.Context) (int64, error) {
 func rollbackCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "rollback", Usage: "deploy an earlier document of a service again",
-		UsageText: "rcctl rollback SERVICE [--to REV] [--counts] [--yes] [--detach]",
+		UsageText: "rcctl rollback SERVICE [--to REV] [--counts] [--yes] [--detach | --timeout 5m]",
 		Description: `What comes of it is a new revision with the old document, digests included. The present number of replicas stays; --counts takes
 the old document's. The revision is rolled out without canary, gates and delay, in larger steps, and never below the minimum.
 To take back a rollout that is under way: rcctl rollout rollback SERVICE.

@@ -67,9 +67,10 @@ func runScale(c *cli.Context, std *stdio, s *conn, n newCount) error {
 func scaleServiceCommand() *cli.Command {
 	return leaf(&cli.Command{
 		Name: "scale", Usage: "set how many replicas a service has",
-		UsageText: "rcctl scale SERVICE [--role ROLE] N [--yes] [--detach] [--allow-mass-stop]",
+		UsageText: "rcctl scale SERVICE [--role ROLE] N [--yes] [--detach | --timeout 5m] [--allow-mass-stop]",
 		Description: `It changes the number in the document that is in effect; the next rcctl deploy sets the number of its own document again. While a rollout
-is under way it is redirected to the new number. To scale an rc that belongs to no service: rcctl rc scale.
+is under way it is redirected to the new number. The command shows how pods come and go until there are as many as asked
+for. To scale an rc that belongs to no service: rcctl rc scale.
 
 Examples:
   rcctl scale web 5 --yes

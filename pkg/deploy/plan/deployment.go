@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // Plan is what a deployment does.
@@ -29,6 +30,15 @@ func (p *Plan) Rollout() string {
 		return ""
 	}
 	return p.draft.Rollout.ID
+}
+
+// Changed returns the controllers that the plan has changed, as they were written. While a rollout is in charge of
+// them, that changes them further.
+func (p *Plan) Changed() []rc.RC {
+	if p.draft == nil {
+		return nil
+	}
+	return p.draft.Change
 }
 
 // Strategy makes a plan for a service.

@@ -137,3 +137,29 @@ func podLabels(e *env) {
 	have("tier=web,!team", 2)
 	e.sameProcesses(before, "labelled anew")
 }
+
+// deployWaits: a change of counts alone is waited for, and shown. It ends after --timeout with exit code 5 where there is
+// no room, and at once with --detach.
+func deployWaits(e *env) {
+	e.site(3, 1)
+	w := web{replicas: 2, version: "1", fields: "max_per_node: 4\n"}
+	e.deployed(w)
+	w.replicas = 12
+	out := e.rcctl(e.document(w), "deploy", "-f", "-", "--yes")
+	if got := e.versions()["1"]; got != 12 || !strings.Contains(out, "rc web-r1 converged (generation ") || !strings.Contains(out, "12 of 12 available)") {
+		e.t.Errorf("%d of 12 pods serve when deploy returns, which said\n%s", got, out)
+	}
+	out = e.rcctl("", "scale", "web", "3", "--yes")
+	if got := e.versions()["1"]; got != 3 {
+		e.t.Errorf("%d of 3 pods serve when scale returns, which said\n%s", got, out)
+	}
+	out, err := e.tryRcctl("", "scale", "web", "13", "--yes", "--timeout", "10s")
+	if err == nil || !strings.Contains(err.Error(), "exit status 5") || !strings.Contains(out, "not done after 10s") || !strings.Contains(out, "12 of 13") {
+		e.t.Errorf("more pods than there is room for: %v\n%s", err, out)
+	}
+	w.replicas = 12
+	if out = e.rcctl(e.document(w), "deploy", "-f", "-", "--yes", "--detach"); !strings.Contains(out, "next: rcctl rc status web-r1 --watch") {
+		e.t.Errorf("detached, it said\n%s", out)
+	}
+	e.runs(map[string]int{"1": 12})
+}
