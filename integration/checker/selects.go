@@ -25,7 +25,7 @@ const ruleOutsider = "written by a farm that may not own it"
 // chosen is P1 for the choice of an owner: a farm writes a unit only if its selector matches one of the unit's controllers,
 // and an owner of one controller only that controller's unit. A unit without any record is anybody's. A farm may take
 // a lock by mistake, because it read before the labels changed or before a lost record came back. It learns that with
-// the lock, and gives it back.
+// the lock, and gives it back. One that kept it would be found at the end of a run, because the unit did not converge.
 func (j *judgement) chosen(w *Write) {
 	for i := range w.Changes {
 		c := &w.Changes[i]
@@ -43,11 +43,10 @@ func (j *judgement) chosen(w *Write) {
 			continue
 		}
 		known, may := w.mayOwn(m, unit)
-		if !known {
-			continue
+		if known {
+			j.looked("P1 chosen owner")
 		}
-		j.looked("P1 chosen owner")
-		if m.RCID != "" {
+		if known && m.RCID != "" {
 			j.looked("P1 owner of one controller")
 		}
 		if !may {

@@ -58,3 +58,16 @@ func TestAnOutsiderMayBecomeTheOwner(t *testing.T) {
 	w.tells(id, 30, append(w.takes(unit, "f1"), of)...)
 	w.expect("")
 }
+
+// A unit without a record is anybody's until a record comes that says otherwise.
+func TestAnOutsiderOfAUnitThatGetsARecord(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.txn(kv("lock", "farms/f2", fields{"id": "f2", "rc_selector": "team=a"}).by("s-f2"))
+	under := w.takes(unit, "f2")
+	id := unit + "-1"
+	record := with(controllerOf(1, 1), fields{"id": id, "name": id, "labels": fields{"team": "b"}})
+	of := kv("check-index", "rcs/"+id, nil).at(w.txn(kv("set", "rcs/"+id, record)))
+	w.tells(id, 20, append(under, of)...)
+	w.expect("P1 " + ruleOutsider)
+}

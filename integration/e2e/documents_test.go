@@ -146,7 +146,7 @@ func deployWaits(e *env) {
 	e.deployed(w)
 	w.replicas = 12
 	out := e.rcctl(e.document(w), "deploy", "-f", "-", "--yes")
-	if got := e.versions()["1"]; got != 12 || !strings.Contains(out, "rc web-r1 converged (generation ") || !strings.Contains(out, "12 of 12 available)") {
+	if got := e.versions()["1"]; got != 12 || !strings.Contains(out, "rc web-r1: 12 of 12 replicas available") {
 		e.t.Errorf("%d of 12 pods serve when deploy returns, which said\n%s", got, out)
 	}
 	out = e.rcctl("", "scale", "web", "3", "--yes")

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -76,6 +77,27 @@ func Converged(want *rc.RC, o Observation) (done bool, overtaken string) {
 	default:
 		return o.Status != nil && o.Status.ObservedGeneration == want.Generation && o.Status.Is(rc.Converged), ""
 	}
+}
+
+// Served is Converged but for what keeps pods from leaving their nodes: it is done, too, where as many pods as asked for
+// are available, and none stops.
+func Served(want *rc.RC, o Observation) (done bool, overtaken string) {
+	if done, overtaken = Converged(want, o); done || overtaken != "" || o.Status == nil {
+		return done, overtaken
+	}
+	st := o.Status
+	return st.ObservedGeneration == want.Generation && st.Is(rc.Blocked) &&
+		st.Placed == st.Desired && st.Available == st.Desired && st.Stopping == 0, ""
+}
+
+// Unblocked returns an observation without the condition that a pod cannot leave its node.
+func Unblocked(o Observation) Observation {
+	if o.Status != nil {
+		st := *o.Status
+		st.Conditions = slices.DeleteFunc(slices.Clone(st.Conditions), func(c rc.Condition) bool { return c.Type == rc.Blocked })
+		o.Status = &st
+	}
+	return o
 }
 
 // MayBeHalted reports whether a generation's own pods have to be looked at, to tell whether it is halted. soon: its

@@ -15,6 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 func deployCommand() *cli.Command {
@@ -114,43 +115,86 @@ func carryOut(c *cli.Context, std *stdio, s *conn, all []*planned) error {
 			return err
 		}
 	}
-	limit := limitOf(c)
-	ctx, cancel := context.WithTimeoutCause(c.Context, limit, fmt.Errorf("not done after %s", limit))
-	defer cancel()
+	f := follower{std: std, s: s, limit: limitOf(c), allowed: c.Bool("allow-mass-stop")}
+	f.until = time.Now().Add(f.limit)
 	var errs []error
 	for _, p := range all {
 		switch {
 		case p.plan.Empty():
-		case c.Bool("detach"):
+		case c.Bool("detach") || p.plan.Allows():
 			fmt.Fprintf(std.out, "next: %s\n", watches(&p.plan))
 		default:
-			errs = append(errs, follow(ctx, std, s, &p.plan, limit))
+			errs = append(errs, f.follow(c.Context, &p.plan))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// follow shows how what a plan has written is carried out, until that has ended.
-func follow(ctx context.Context, std *stdio, s *conn, p *plan.Plan, limit time.Duration) error {
+// watches is the command that goes on with, or shows, what a plan has written.
+func watches(p *plan.Plan) string {
+	switch changed := p.Changed(); {
+	case p.Allows():
+		return "rcctl farm resume"
+	case p.Rollout() != "":
+		return "rcctl rollout status " + p.ServiceName + " -w"
+	case len(changed) > 0:
+		return "rcctl rc status " + changed[0].Name + " --watch"
+	default:
+		return "rcctl service list"
+	}
+}
+
+// follower shows how plans are carried out that were written.
+type follower struct {
+	std     *stdio
+	s       *conn
+	limit   time.Duration // from the first plan to the last
+	until   time.Time
+	allowed bool // the breaker lets the stops pass, once it is reset
+}
+
+// lookLimit is how long the state of a service is asked for that the display reaches when its time is up.
+const lookLimit = 5 * time.Second
+
+// follow shows one plan until it is carried out, or cannot be, or the time is up.
+func (f *follower) follow(ctx context.Context, p *plan.Plan) error {
+	left := max(time.Until(f.until), lookLimit)
+	ctx, cancel := context.WithTimeoutCause(ctx, left, fmt.Errorf("not done after %s", f.limit))
+	defer cancel()
 	if id := p.Rollout(); id != "" {
-		return followRollout(ctx, std, s, p.ServiceName, id)
+		return followRollout(ctx, f.std, f.s, p.ServiceName, id)
 	}
 	var errs []error
 	for _, r := range p.Changed() {
-		errs = append(errs, waitConverged(ctx, std, s, r, limit))
+		errs = append(errs, f.served(ctx, r, left))
 	}
 	return errors.Join(errs...)
 }
 
-// watches is the command that shows how what a plan has written is carried out.
-func watches(p *plan.Plan) string {
-	if p.Rollout() != "" {
-		return "rcctl rollout status " + p.ServiceName + " -w"
+// served waits until a controller has as many available pods as it asks for. That another pod cannot leave its node
+// does not matter here. What is written stays, whatever ends the wait.
+func (f *follower) served(ctx context.Context, want rc.RC, limit time.Duration) error {
+	var halt halts
+	o, err := waitRC(ctx, f.std, f.s, want, limit, "converged", func(o inspect.Observation) (bool, error) {
+		done, overtaken := inspect.Served(&want, o)
+		switch st := o.Status; {
+		case overtaken != "":
+			return false, waitEndedf("%s", overtaken)
+		case done || st == nil || st.ObservedGeneration != want.Generation:
+			return done, nil
+		case st.Is(rc.BreakerTripped) && f.allowed:
+			return false, waitEndedf("rc %s: the mass-stop breaker withholds stops until you reset it: rcctl farm resume", want.Name)
+		case st.Is(rc.BreakerTripped):
+			return false, waitEndedf("rc %s: the mass-stop breaker withholds stops; where they are meant, give the command again "+
+				"with --allow-mass-stop, then: rcctl farm resume", want.Name)
+		}
+		return false, halt.look(ctx, f.std, f.s, &want, inspect.Unblocked(o))
+	})
+	if err != nil {
+		return err
 	}
-	for _, r := range p.Changed() {
-		return "rcctl rc status " + r.Name + " --watch"
-	}
-	return "rcctl service list"
+	fmt.Fprintf(f.std.out, "rc %s: %d of %d replicas available\n", want.Name, o.Status.Available, o.Status.Desired)
+	return nil
 }
 
 // start writes one plan.

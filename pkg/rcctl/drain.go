@@ -58,13 +58,6 @@ func readDrain(c *cli.Context) (want wantedDrain, err error) {
 }
 
 func runDrain(c *cli.Context, std *stdio, s *conn, want wantedDrain) error {
-	held, err := volumesOn(c.Context, s, want.name)
-	if err != nil { // a drain must not wait for that
-		std.caution(fmt.Sprintf("which pods have volumes on %s could not be read: %v", want.name, err))
-	}
-	for _, warning := range held.warnings(want) {
-		std.caution(warning)
-	}
 	change, err := writeNode(c.Context, s, want.name, func(ops node.Ops) (nodeChange, error) {
 		done, ok := computeDrain(ops, want)
 		if !ok {
@@ -76,6 +69,13 @@ func runDrain(c *cli.Context, std *stdio, s *conn, want wantedDrain) error {
 		return err
 	}
 	printNodeChange(std, want.name, "draining", change)
+	held, err := volumesOn(c.Context, s, want.name)
+	if err != nil {
+		std.caution(fmt.Sprintf("which pods have volumes on %s could not be read: %v", want.name, err))
+	}
+	for _, warning := range held.warnings(want.name, change.ops.Drain.Force) {
+		std.caution(warning)
+	}
 	if c.Bool("wait") {
 		return waitFor(c.Context, std, pending{
 			subject: "node " + want.name, written: "the drain is written", goal: "drained", hint: "rcctl pods --node " + want.name, done: "node " + want.name + " is drained",
@@ -92,26 +92,34 @@ type held struct {
 }
 
 // warnings says what a drain means for the data.
-func (h held) warnings(want wantedDrain) (lines []string) {
+func (h held) warnings(node string, force bool) (lines []string) {
 	if len(h.moves) > 0 {
 		lines = append(lines, fmt.Sprintf("these pods move and leave the data of their volumes on %s: %s; to keep them: rcctl node undrain %s",
-			want.name, inspect.SomeOf(h.moves), want.name))
+			node, inspect.SomeOf(h.moves), node))
 	}
-	if len(h.stays) > 0 && !want.force {
-		lines = append(lines, fmt.Sprintf("these pods stay on %s with the data of their volumes: %s; to stop them: rcctl node drain %s --deadline 0s --force",
-			want.name, inspect.SomeOf(h.stays), want.name))
+	if len(h.stays) > 0 && force {
+		lines = append(lines, fmt.Sprintf("at the deadline these pods start elsewhere, and the data of their volumes stays on %s: %s; to keep them: rcctl node undrain %s",
+			node, inspect.SomeOf(h.stays), node))
+	} else if len(h.stays) > 0 {
+		lines = append(lines, fmt.Sprintf("these pods stay on %s with the data of their volumes: %s; to start them elsewhere without it: rcctl node drain %s --deadline 0s --force",
+			node, inspect.SomeOf(h.stays), node))
 	}
 	return lines
 }
 
-// volumesOn reads which pods have volumes on a node. A pod whose controller or manifest is gone is left out: nothing moves it.
+// volumesOn reads which pods have volumes on a node. Left out are pods that nothing moves:
+// those that have ended, and those whose controller is disabled or gone, or whose manifest is.
 func volumesOn(ctx context.Context, s *conn, name string) (h held, err error) {
 	intents, _, err := s.Intents.List(ctx, store.Default, name)
 	if err != nil {
 		return h, err
 	}
+	left, err := notEnded(ctx, s, name, values(intents))
+	if err != nil {
+		return h, err
+	}
 	controllers, manifests := map[string]*rc.RC{}, map[string]*manifest.Manifest{}
-	for _, in := range values(intents) {
+	for _, in := range left {
 		if _, known := manifests[in.Digest]; !known {
 			if manifests[in.Digest], _, err = readable(s.SignedManifest(ctx, in.Digest)); err != nil {
 				return h, err
@@ -132,7 +140,7 @@ func volumesOn(ctx context.Context, s *conn, name string) (h held, err error) {
 		}
 		of := fmt.Sprintf("%s (%s)", inspect.PodName(in.PodID, in.Identity), strings.Join(volumes, ", "))
 		switch r := controllers[in.RCID]; {
-		case r == nil || r.EachNode() || r.DeletedAt != nil:
+		case r == nil || r.EachNode() || r.DeletedAt != nil || r.Disabled:
 		case r.Strategy == rc.Static:
 			h.stays = append(h.stays, of)
 		default:

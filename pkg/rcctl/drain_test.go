@@ -110,7 +110,7 @@ func TestADrainNamesVolumes(t *testing.T) {
 		}
 		digest := manifest.Digest(canonical)
 		putRecord(t, s, s.Keys().Manifests.Key(digest), fmt.Sprintf(`{"manifest":%s}`, canonical))
-		r := rc.RC{ID: name, Name: name, ManifestDigest: digest, Strategy: strategy, Mode: mode, Generation: 1, ChangedBy: "t"}
+		r := rc.RC{ID: name, Name: name, ManifestDigest: digest, Strategy: strategy, Mode: mode, Generation: 1, ChangedBy: "t", Disabled: name == "disabled"}
 		if mode == "" {
 			r.ReplicaGroups = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &one}}
 		}
@@ -124,6 +124,7 @@ func TestADrainNamesVolumes(t *testing.T) {
 	place("db", rc.Static, "", pod.Running, "data", "wal")
 	place("cache", rc.Dynamic, "", pod.Running, "blobs")
 	place("agent", rc.Dynamic, rc.EachNode, pod.Running, "spool")
+	place("disabled", rc.Dynamic, "", pod.Running, "data")
 	place("stopping", rc.Dynamic, "", pod.Stopped, "data")
 	place("orphan", rc.Dynamic, "", pod.Running, "data")
 	held, err := volumesOn(t.Context(), s, "n1")
@@ -131,14 +132,15 @@ func TestADrainNamesVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	moves := "these pods move and leave the data of their volumes on n1: cache-main-0 (blobs); to keep them: rcctl node undrain n1"
-	stays := "these pods stay on n1 with the data of their volumes: db-main-0 (data, wal); to stop them: rcctl node drain n1 --deadline 0s --force"
-	if diff := cmp.Diff([]string{moves, stays}, held.warnings(wantedDrain{name: "n1"})); diff != "" {
+	stays := "these pods stay on n1 with the data of their volumes: db-main-0 (data, wal); to start them elsewhere without it: rcctl node drain n1 --deadline 0s --force"
+	forced := "at the deadline these pods start elsewhere, and the data of their volumes stays on n1: db-main-0 (data, wal); to keep them: rcctl node undrain n1"
+	if diff := cmp.Diff([]string{moves, stays}, held.warnings("n1", false)); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{moves}, held.warnings(wantedDrain{name: "n1", force: true})); diff != "" {
+	if diff := cmp.Diff([]string{moves, forced}, held.warnings("n1", true)); diff != "" {
 		t.Error(diff)
 	}
-	if held, err = volumesOn(t.Context(), s, "n2"); err != nil || held.warnings(wantedDrain{name: "n2"}) != nil {
+	if held, err = volumesOn(t.Context(), s, "n2"); err != nil || held.warnings("n2", true) != nil {
 		t.Errorf("an empty node: %v, %v", held, err)
 	}
 }

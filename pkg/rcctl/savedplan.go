@@ -119,6 +119,22 @@ func readSaved(c *cli.Context) (*plan.Saved, error) {
 	return saved, mayAsk(c)
 }
 
+// flagsOf returns the flags that options of a plan were given by, each behind a space.
+func flagsOf(o *plan.Options) (flags string) {
+	if o.Strategy != "" {
+		flags = " --strategy " + o.Strategy
+	}
+	for _, f := range []struct {
+		given bool
+		name  string
+	}{{o.Recreate, "recreate"}, {o.SkipGates, "skip-gates"}, {o.AllowMassStop, "allow-mass-stop"}} {
+		if f.given {
+			flags += " --" + f.name
+		}
+	}
+	return flags
+}
+
 // deploySaved carries a saved plan out, if nothing has changed that it was made on.
 func deploySaved(c *cli.Context, std *stdio, s *conn, saved *plan.Saved) error {
 	d, err := newDeployer(c, std, s, saved.Options)
@@ -130,7 +146,7 @@ func deploySaved(c *cli.Context, std *stdio, s *conn, saved *plan.Saved) error {
 	for _, one := range saved.Services {
 		p, err := d.planResolved(c.Context, &one.Document, &plan.SavedStrategy{RollingStrategy: d.rolling, Saved: one})
 		if _, stale := errors.AsType[*plan.StaleError](err); stale {
-			return refusedf("%v\nnext: rcctl plan -f FILE --out %s", refusedPlan(err), c.String("plan"))
+			return refusedf("%v\nnext: rcctl plan -f FILE%s --out %s", refusedPlan(err), flagsOf(&saved.Options), c.String("plan"))
 		}
 		if err != nil {
 			return refusedPlan(err)

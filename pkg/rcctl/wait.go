@@ -94,25 +94,37 @@ func (s *conn) observe(ctx context.Context, id string) (inspect.Observation, err
 // waitConverged waits until the owner reports that this generation of the controller has converged. It ends at once when that is halted,
 // and is refused when another change came first.
 func waitConverged(ctx context.Context, std *stdio, s *conn, want rc.RC, limit time.Duration) error {
-	var next time.Time // when the pods are looked at again
+	var halt halts
 	o, err := waitRC(ctx, std, s, want, limit, "converged", func(o inspect.Observation) (bool, error) {
 		done, overtaken := inspect.Converged(&want, o)
 		if overtaken != "" {
 			return false, refusedf("%s", overtaken)
 		}
-		began := time.Now()
-		if may, soon := inspect.MayBeHalted(&want, o); done || !may || !soon && began.Before(next) {
-			return done, nil
+		if done {
+			return true, nil
 		}
-		err := haltedRC(ctx, std, s, o)
-		next = time.Now().Add(max(podsEvery, podsRest*time.Since(began)))
-		return false, err
+		return false, halt.look(ctx, std, s, &want, o)
 	})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(std.out, "rc %s converged (generation %d, %d of %d available)\n", want.Name, want.Generation, o.Status.Available, o.Status.Desired)
 	return nil
+}
+
+// halts looks now and then at the pods of a controller, and ends a wait when that is halted.
+type halts struct {
+	next time.Time // when the pods are looked at again
+}
+
+func (h *halts) look(ctx context.Context, std *stdio, s *conn, want *rc.RC, o inspect.Observation) error {
+	began := time.Now()
+	if may, soon := inspect.MayBeHalted(want, o); !may || !soon && began.Before(h.next) {
+		return nil
+	}
+	err := haltedRC(ctx, std, s, o)
+	h.next = time.Now().Add(max(podsEvery, podsRest*time.Since(began)))
+	return err
 }
 
 // haltedRC ends a wait when the generation that a status is about is halted. What the pod wrote last is shown.

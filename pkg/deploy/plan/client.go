@@ -63,7 +63,8 @@ func (e *RolloutError) Error() string {
 // draft is what a plan writes, and how its rollout begins.
 type draft struct {
 	record.Draft
-	start func(ctx context.Context) (rollout.Started, error)
+	allows bool // nothing changes, but the breaker lets pass what it withholds
+	start  func(ctx context.Context) (rollout.Started, error)
 }
 
 // RefusedError is a plan that the present state forbids, or a strategy that cannot work. Nothing was written.

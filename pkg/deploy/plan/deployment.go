@@ -32,14 +32,18 @@ func (p *Plan) Rollout() string {
 	return p.draft.Rollout.ID
 }
 
-// Changed returns the controllers that the plan has changed, as they were written. While a rollout is in charge of
-// them, that changes them further.
+// Changed returns the controllers whose pods come and go because of the plan, as they were written. Where a rollout has
+// begun, that changes them further.
 func (p *Plan) Changed() []rc.RC {
-	if p.draft == nil {
+	moves := func(f FieldChange) bool { return !f.aboutRollouts() }
+	if p.draft == nil || p.Allows() || p.Change.Kind != UpToDate && !slices.ContainsFunc(p.Change.Fields, moves) {
 		return nil
 	}
 	return p.draft.Change
 }
+
+// Allows reports whether the plan changes nothing, but lets the mass-stop breaker pass what it withholds.
+func (p *Plan) Allows() bool { return p.draft != nil && p.draft.allows }
 
 // Strategy makes a plan for a service.
 type Strategy interface {

@@ -46,8 +46,8 @@ func TestAServiceOnEachNode(t *testing.T) {
 func TestMistakesOfAServiceOnEachNode(t *testing.T) {
 	for more, want := range map[string]string{
 		`update={"strategy":"canary"}`:    `update.strategy: "canary" is not valid; allowed: in-place where mode is each-node`,
-		`update={"order":"stop-first"}`:   `update.strategy: "resourceutil" is not valid; allowed: in-place where mode is each-node`,
-		`update={"canary":{"pods":1}}`:    `update.strategy: "canary" is not valid; allowed: in-place where mode is each-node`,
+		`update={"order":"stop-first"}`:   `update.order: "stop-first" is not valid; allowed: nothing, since update.strategy is in-place where mode is each-node`,
+		`update={"canary":{"pods":1}}`:    `update.canary: a map is not valid; allowed: nothing, since update.strategy is in-place where mode is each-node`,
 		`pre_deploy={"args":["migrate"]}`: "pre_deploy: a map is not valid; allowed: nothing where mode is each-node",
 		`replicas=3`:                      "replicas: 3 is not valid; allowed: nothing where mode is each-node",
 	} {

@@ -64,8 +64,8 @@ func TestMistakesOfAnOrderedService(t *testing.T) {
 	for more, want := range map[string]string{
 		`update={"strategy":"canary"}`:       `update.strategy: "canary" is not valid; allowed: in-place where a replica group is ordered`,
 		`update={"strategy":"availability"}`: `update.strategy: "availability" is not valid; allowed: in-place where a replica group is ordered`,
-		`update={"order":"stop-first"}`:      `update.strategy: "resourceutil" is not valid; allowed: in-place where a replica group is ordered`,
-		`update={"canary":{"pods":1}}`:       `update.strategy: "canary" is not valid; allowed: in-place where a replica group is ordered`,
+		`update={"order":"stop-first"}`:      `update.order: "stop-first" is not valid; allowed: nothing, since update.strategy is in-place where a replica group is ordered`,
+		`update={"canary":{"pods":1}}`:       `update.canary: a map is not valid; allowed: nothing, since update.strategy is in-place where a replica group is ordered`,
 	} {
 		if _, err := record.Decode(sampleJSON(t, "replicas=null", orderedGroup, more)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", more, err)

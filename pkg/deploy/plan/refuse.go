@@ -27,7 +27,7 @@ var inPlaceOnly = []way{by(rollout.InPlaceStrategy, "leave the strategy out, or 
 
 // refuse returns a *RefusedError where the present state forbids the change, or where pods must stay where they are.
 func (p *planner) refuse(c course) error {
-	if a, kind := p.spec.Anchored(), p.knobs.Kind(); a != nil && kind != rollout.InPlaceStrategy {
+	if a, kind := p.spec.Anchored(), p.knobs.Kind(); a != nil && kind != rollout.InPlaceStrategy && (c == first || c == recreate || p.Override != "") {
 		return p.refusedBut(inPlaceOnly, "the strategy %s replaces pods by others, and %s: %s", kind, a.What, a.Why)
 	}
 	if c == first {
@@ -92,7 +92,7 @@ func (p *planner) leftBehind(c course) []string {
 		return nil
 	}
 	warnings := []string{"strategy is dynamic: a drain, or the loss of a node, moves pods and leaves the data of their volumes behind: " + names}
-	if c == recreate {
+	if c == recreate && p.current != nil && p.current.HasPods() && len(p.base.Spec.Pod.VolumeNames()) > 0 {
 		warnings = append(warnings, "pods of a new revision begin with empty volumes: "+names+"; update.strategy: in-place keeps their data")
 	}
 	return warnings

@@ -92,6 +92,11 @@ func (r *RollingStrategy) attempt(client Client, svc *record.Service, spec *reco
 		out.Warnings = append(out.Warnings, fmt.Sprintf(
 			"the rollout goes back to %s: that gets the number of pods, and %s goes", was.RC.Name, p.current.RC.Name))
 	}
+	names := func(f FieldChange) bool { return f.Path == "strategy" }
+	if c == update && p.spec.Allocation() != p.current.RC.Strategy && !slices.ContainsFunc(p.change.Fields, names) {
+		out.Warnings = append(out.Warnings, fmt.Sprintf("the strategy of controller %s is %s, and becomes %s, as the document says or has by default",
+			p.current.RC.Name, p.current.RC.Strategy, p.spec.Allocation()))
+	}
 	out.Warnings = append(append(out.Warnings, p.leftBehind(c)...), spec.Pod.Warnings()...)
 	if out.Operations, err = p.operations(c); err != nil {
 		return Plan{}, err
@@ -226,7 +231,7 @@ func (p *planner) midCourse() course {
 // drifted reports whether a controller does not ask for what its document says.
 func (p *planner) drifted() bool {
 	want, is := p.controller(p.current.RC), p.current.RC
-	return p.otherPods() || !slices.EqualFunc(want.ReplicaGroups, is.ReplicaGroups, func(a, b rc.ReplicaGroup) bool {
+	return p.otherPods() || want.Strategy != is.Strategy || !slices.EqualFunc(want.ReplicaGroups, is.ReplicaGroups, func(a, b rc.ReplicaGroup) bool {
 		return a.Role == b.Role && a.Ordered == b.Ordered && a.Count != nil && b.Count != nil && *a.Count == *b.Count
 	})
 }
@@ -251,6 +256,7 @@ func (p *planner) revision(id string, number int64) rc.RC {
 func (p *planner) operations(c course) ([]Operation, error) {
 	p.draft = &draft{Draft: record.Draft{Service: p.spec.Name, Seen: p.svc}}
 	if c == allow {
+		p.draft.allows = true
 		return p.allowances(), nil
 	}
 	id, number := p.base.ID, p.base.Revision

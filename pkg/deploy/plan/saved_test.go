@@ -287,6 +287,14 @@ func TestSavedPlanMistakes(t *testing.T) {
 func FuzzDecodeSaved(f *testing.F) {
 	f.Add([]byte(`{"version": 1, "services": [{"document": ` + sampleText + `, "seen": {"epoch": "` + oneEpoch + `", "document": "none", "rollout": "none"}}]}`))
 	f.Add([]byte("{}"))
+	s := plan.Saved{By: "ann", At: when, Services: []plan.SavedService{{
+		Document: *sample(f), Seen: plan.Seen{"epoch": oneEpoch, "document": "none", "rollout": "none"},
+	}}}
+	whole, err := s.Encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(whole)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := plan.DecodeSaved(data)
 		if err != nil {

@@ -56,8 +56,16 @@ func (s *ServiceSpec) validateLimits() field.Errors {
 // validateMode refuses what cannot be where pods stay on their nodes, or are one on each.
 func (s *ServiceSpec) validateMode(errs *field.Errors) {
 	knobs := s.Knobs()
-	if a, kind := s.Anchored(), knobs.Kind(); a != nil && kind != rollout.InPlaceStrategy {
-		errs.Add("update.strategy", kind, "in-place where "+a.What+": "+a.Why)
+	if a := s.Anchored(); a != nil && knobs.Kind() != rollout.InPlaceStrategy {
+		const allowed = "in-place where "
+		switch because := a.What + ": " + a.Why; {
+		case s.Update.Strategy != "":
+			errs.Add("update.strategy", s.Update.Strategy, allowed+because)
+		case s.Update.Canary != nil:
+			errs.Add("update.canary", field.Text("a map"), "nothing, since update.strategy is "+allowed+because)
+		default:
+			errs.Add("update.order", s.Update.Order, "nothing, since update.strategy is "+allowed+because)
+		}
 	}
 	if s.Mode == rc.EachNode && s.PreDeploy != nil {
 		errs.Add("pre_deploy", field.Text("a map"), "nothing where mode is each-node: nothing holds the first pods until it has run")

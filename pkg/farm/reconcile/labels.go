@@ -6,16 +6,14 @@ import "maps"
 type labelling struct{ *draft }
 
 // relabel writes labels of running pods anew where pod_labels have changed. A revision without a new digest restarts
-// nothing, and ChangedAt stays, because nothing else about the pod has changed. A pod that was found running stays as it is.
+// nothing, and ChangedAt stays, because nothing else about the pod has changed. A pod that was found running stays as it
+// is. In an upgrade in place a pod gets them with its manifest, when its turn comes.
 func (c labelling) relabel() {
-	if c.s.Hold != "" {
-		return
-	}
 	type kind struct{ digest, podID string }
 	byKind := map[kind]map[string]string{} // pods are many and kinds are few
 	for p := range c.openRunning() {
 		m := c.s.ManifestOf(p.Digest)
-		if m == nil || c.s.stays(p) {
+		if m == nil || c.s.stays(p) || c.s.RC.InPlace != nil && !c.s.current(p) {
 			continue
 		}
 		of := kind{p.Digest, p.PodID}
@@ -26,6 +24,10 @@ func (c labelling) relabel() {
 		}
 		if maps.Equal(labels, p.Labels) || c.startsBeside(p) {
 			continue
+		}
+		if c.s.Hold != "" {
+			c.waiting = true
+			return
 		}
 		next := p.Placement
 		next.Labels, next.Revision = labels, p.nextRevision(c.s.Now)

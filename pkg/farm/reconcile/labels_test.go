@@ -5,7 +5,9 @@ import (
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // Running pods get the labels that their controller gives them now, those of their own manifest among them, and
@@ -59,6 +61,38 @@ func TestRelabel(t *testing.T) {
 		if !maps.Equal(got, want) {
 			t.Errorf("%s: labelled anew are %v, want %v", name, got, want)
 		}
+	}
+}
+
+// While labels are withheld nothing has converged.
+func TestLabelsWaitForTheHold(t *testing.T) {
+	t.Parallel()
+	for labels, want := range map[string]bool{"a": true, "": false} {
+		s := row(3, 3)
+		if s.Hold = "n3 has not spoken"; labels != "" {
+			s.RC.PodLabels = map[string]string{"team": labels}
+		}
+		if st := reconcile.Compute(s).Status; st.Is(rc.Holding) != want {
+			t.Errorf("with the label %q: %+v", labels, st.Conditions)
+		}
+	}
+}
+
+// In an upgrade in place pods that have the former manifest keep their labels until their turn comes.
+func TestLabelsGoWithAnUpgradeInPlace(t *testing.T) {
+	t.Parallel()
+	s := row(3, 3)
+	s.RC.PodLabels, s.RC.InPlace, s.Rollout = map[string]string{"version": "2"}, &rc.InPlace{From: "m0", Limit: 2}, "r"
+	s.Manifests = map[string]*manifest.Manifest{"m0": s.Manifest}
+	for i := range 2 {
+		s.Pods[i].Digest, s.Pods[i].Reality.Digest = "m0", "m0"
+	}
+	got := map[int]reconcile.Action{}
+	for _, ch := range reconcile.Compute(s).Changes {
+		got[ch.Identity.Index] = ch.Action
+	}
+	if want := map[int]reconcile.Action{0: reconcile.Upgrade, 2: reconcile.Relabel}; !maps.Equal(got, want) {
+		t.Errorf("the changes are %v, want %v", got, want)
 	}
 }
 
