@@ -130,3 +130,46 @@ func TestProgress(t *testing.T) {
 		}
 	}
 }
+
+// As many pods as asked for serve where a pod cannot leave its node, as long as none stops and all have a place.
+func TestServed(t *testing.T) {
+	t.Parallel()
+	want := rc.RC{ID: "rc", Name: "web", Generation: 3}
+	blocked := func(change func(*rc.Status)) Observation {
+		st := rc.Status{
+			ObservedGeneration: 3, Desired: 2, Placed: 2, Available: 2,
+			Conditions: []rc.Condition{{Type: rc.Blocked, True: true}, {Type: rc.Converged}},
+		}
+		change(&st)
+		return Observation{RC: &rc.RC{ID: "rc", Name: "web", Generation: 3}, Status: &st}
+	}
+	for name, tt := range map[string]struct {
+		o    Observation
+		done bool
+	}{
+		"one cannot leave": {blocked(func(*rc.Status) {}), true},
+		"one is missing":   {blocked(func(st *rc.Status) { st.Available = 1 }), false},
+		"one has no place": {blocked(func(st *rc.Status) { st.Placed = 1 }), false},
+		"one stops":        {blocked(func(st *rc.Status) { st.Stopping = 1 }), false},
+		"of one before":    {blocked(func(st *rc.Status) { st.ObservedGeneration = 2 }), false},
+		"not for a drain":  {blocked(func(st *rc.Status) { st.Conditions = st.Conditions[1:] }), false},
+		"it has converged": {blocked(func(st *rc.Status) { st.Conditions = []rc.Condition{{Type: rc.Converged, True: true}} }), true},
+		"nothing is known": {Observation{RC: &rc.RC{Generation: 3}}, false},
+	} {
+		done, overtaken := Served(&want, tt.o)
+		if done != tt.done || overtaken != "" {
+			t.Errorf("%s: %v, %q", name, done, overtaken)
+		}
+		if un := Unblocked(tt.o); un.Status != nil && (un.Status.Is(rc.Blocked) || un.Status.Is(rc.Converged) != tt.o.Status.Is(rc.Converged)) {
+			t.Errorf("%s: unblocked it is %+v", name, un.Status)
+		}
+	}
+	o := blocked(func(*rc.Status) {})
+	if Unblocked(o); !o.Status.Is(rc.Blocked) {
+		t.Error("what was observed has changed")
+	}
+	o.RC.Generation = 4
+	if done, overtaken := Served(&want, o); done || overtaken == "" {
+		t.Errorf("overtaken: %v, %q", done, overtaken)
+	}
+}
