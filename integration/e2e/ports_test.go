@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -42,7 +43,8 @@ func dynamicPorts(e *env) {
 	for _, l := range foreign {
 		_ = l.Close()
 	}
-	e.applied(other)
+	// A node forgets a number after machine.LeaveAfter looks without it, which are 15 s apart, and more on a busy machine.
+	e.rcctl(cluster.HelloSpec(other), "apply", "-f", "-", "--wait", "--timeout", (limit + time.Minute).String())
 	e.unlisted(h)
 	e.applied(h)
 	before := e.answering(4, "version \n")
