@@ -150,6 +150,12 @@ func TestAFarmThatStartsWithUnreadableOperators(t *testing.T) {
 	c.condition("agent", rc.Unreadable, true, k.NodeOps.Key("n0"))
 	c.condition("agent", rc.Unreadable, true, k.NodeOps.Key("n2"))
 	c.converged("web", 4)
+	consultest.Eventually(t, soon, func() error { // n3 is new
+		if on := c.where("agent"); len(on) != 3 {
+			return fmt.Errorf("the pods of agent are on %v", on)
+		}
+		return nil
+	})
 	stays := func() {
 		t.Helper()
 		if on := c.where("agent"); len(on) != 3 || slices.Contains(slices.Collect(maps.Keys(on)), "n2") {
