@@ -62,6 +62,12 @@ func TestStopThatCannotBeRecorded(t *testing.T) {
 		spec := n.idler("a")
 		n.start(t, spec)
 		pid := n.await(t, "a", "running", running).PID
+		consultest.Eventually(t, 10*time.Second, func() error { // it writes to the disk that is full soon
+			if len(n.pids(t, "a")) == 0 {
+				return errors.New("it has not written its pid yet")
+			}
+			return nil
+		})
 		if err := os.Truncate(filepath.Join(n.Dir, "state", "a.json"+durable.SpareSuffix), 0); err != nil {
 			t.Fatal(err)
 		}
