@@ -115,7 +115,7 @@ func carryOut(c *cli.Context, std *stdio, s *conn, all []*planned) error {
 			return err
 		}
 	}
-	f := follower{std: std, s: s, limit: limitOf(c), allowed: c.Bool("allow-mass-stop")}
+	f := follower{std: std, s: s, limit: limitOf(c)}
 	f.until = time.Now().Add(f.limit)
 	var errs []error
 	for _, p := range all {
@@ -146,11 +146,10 @@ func watches(p *plan.Plan) string {
 
 // follower shows how plans are carried out that were written.
 type follower struct {
-	std     *stdio
-	s       *conn
-	limit   time.Duration // from the first plan to the last
-	until   time.Time
-	allowed bool // the breaker lets the stops pass, once it is reset
+	std   *stdio
+	s     *conn
+	limit time.Duration // from the first plan to the last
+	until time.Time
 }
 
 // lookLimit is how long the state of a service is asked for that the display reaches when its time is up.
@@ -182,7 +181,7 @@ func (f *follower) served(ctx context.Context, want rc.RC, limit time.Duration) 
 			return false, waitEndedf("%s", overtaken)
 		case done || st == nil || st.ObservedGeneration != want.Generation:
 			return done, nil
-		case st.Is(rc.BreakerTripped) && f.allowed:
+		case st.Is(rc.BreakerTripped) && want.AllowMassStop == want.Generation:
 			return false, waitEndedf("rc %s: the mass-stop breaker withholds stops until you reset it: rcctl farm resume", want.Name)
 		case st.Is(rc.BreakerTripped):
 			return false, waitEndedf("rc %s: the mass-stop breaker withholds stops; where they are meant, give the command again "+

@@ -27,7 +27,8 @@ var inPlaceOnly = []way{by(rollout.InPlaceStrategy, "leave the strategy out, or 
 
 // refuse returns a *RefusedError where the present state forbids the change, or where pods must stay where they are.
 func (p *planner) refuse(c course) error {
-	if a, kind := p.spec.Anchored(), p.knobs.Kind(); a != nil && kind != rollout.InPlaceStrategy && (c == first || c == recreate || p.Override != "") {
+	replaces := c == first || c == recreate || p.Override != "" // an older document may be scaled, whatever it names
+	if a, kind := p.spec.Anchored(), p.knobs.Kind(); a != nil && replaces && kind != rollout.InPlaceStrategy {
 		return p.refusedBut(inPlaceOnly, "the strategy %s replaces pods by others, and %s: %s", kind, a.What, a.Why)
 	}
 	if c == first {

@@ -84,13 +84,7 @@ func (c *cluster) deployed(t *testing.T, spec *record.ServiceSpec) {
 // under is deployed with the rollout under way.
 func (c *cluster) under(t *testing.T, spec *record.ServiceSpec) {
 	t.Helper()
-	resolved, err := (&plan.ServiceSpecResolver{}).Resolve(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := plan.NewDeployment(c, *resolved, rolling())
-	d.Detach = true
-	if _, err := d.Run(t.Context()); err != nil {
+	if _, err := c.ran(t, spec); err != nil {
 		t.Fatal(err)
 	}
 	c.land(c.commits[len(c.commits)-1])
