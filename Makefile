@@ -63,7 +63,7 @@ test: build bin/consul curl ## everything that must pass: unit, real-Consul and 
 	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -parallel 4 $$($(GO) list ./cmd/... ./pkg/... $(if $(UPTIMES),| grep -vxF $(BOOTTIME:%=-e github.com/rcfarm/rcfarm/%)))
 	CGO_ENABLED=0 $(GO) test ./pkg/internal/account # as the programs are built
 	$(MAKE) --jobs=2 --output-sync=target uptimes
-	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -p 1 -parallel 4 ./integration/... # scenarios wait more than they compute
+	$(GO) test -race -shuffle=on -timeout $(TESTTIME) -p 1 -parallel 5 ./integration/... # scenarios wait more than they compute
 
 # They wait more than they compute, so machines of all ages run at a time. Races are looked for on the first; the others run as programs are built.
 uptimes: $(UPTIMES:%=uptime-%) ## the packages that read the clock since the machine's start, as on machines of other ages; UPTIMES=3600 for one
