@@ -2,10 +2,15 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // kept returns the document of a service whose pods have a volume. fields are further lines of it.
@@ -163,4 +168,78 @@ func deployWaits(e *env) {
 		e.t.Errorf("detached, it said\n%s", out)
 	}
 	e.runs(map[string]int{"1": 12})
+}
+
+// planNodes: the nodes that a plan names are those that farms use then, for new pods, more pods, fewer pods and a new
+// version. The numbers are such that no two nodes suit a pod equally well in the end: among those each farm begins with
+// another one.
+func planNodes(e *env) {
+	e.site(3, 1)
+	for _, step := range []struct {
+		rc, verb string // which pods the plan is about
+		w        web
+	}{
+		{"web-r1", "run", web{replicas: 3, version: "1", fields: "max_per_node: 3\n"}},
+		{"web-r1", "run", web{replicas: 9, version: "1", fields: "max_per_node: 3\n"}},
+		{"web-r1", "stop", web{replicas: 6, version: "1", fields: "max_per_node: 3\n"}},
+		{"web-r2", "run", web{replicas: 6, version: "2", fields: "max_per_node: 3\n"}},
+	} {
+		before := e.perNode(step.rc)
+		want := e.forecast(step.w, step.verb, step.rc)
+		e.deployed(step.w)
+		e.within(limit, func() error {
+			got := map[string]int{}
+			for name, n := range e.perNode(step.rc) {
+				if got[name] = n - before[name]; step.verb == "stop" {
+					got[name] = -got[name]
+				}
+			}
+			for name, n := range before {
+				if _, has := e.perNode(step.rc)[name]; !has {
+					got[name] = n
+				}
+			}
+			maps.DeleteFunc(got, func(_ string, n int) bool { return n == 0 })
+			if !maps.Equal(got, want) {
+				return fmt.Errorf("%s %d pods of %s: planned on %v, done on %v", step.verb, step.w.replicas, step.rc, want, got)
+			}
+			return nil
+		})
+	}
+}
+
+// perNode counts the pods of a controller on each node; none where there is no such controller.
+func (e *env) perNode(name string) map[string]int {
+	e.t.Helper()
+	on := map[string]int{}
+	id, err := e.store.RCIDByName(e.t.Context(), name)
+	if errors.Is(err, store.ErrNotFound) {
+		return on
+	}
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	for _, rec := range e.placements(id) {
+		on[rec.Value.Node]++
+	}
+	return on
+}
+
+// forecast returns on which nodes a plan runs, or stops, pods of a controller.
+func (e *env) forecast(w web, verb, rc string) map[string]int {
+	e.t.Helper()
+	out, err := e.tryRcctl(e.document(w), "plan", "-f", "-", "-o", "json")
+	var plans []struct{ Operations []plan.Line }
+	if err == nil || !strings.Contains(err.Error(), "exit status 6") || json.Unmarshal([]byte(out), &plans) != nil || len(plans) != 1 {
+		e.t.Fatalf("rcctl plan: %v\n%s", err, out)
+	}
+	on := map[string]int{}
+	for _, l := range plans[0].Operations {
+		if strings.HasPrefix(l.Text, verb+" ") && strings.HasSuffix(l.Text, " of "+rc) {
+			for _, at := range l.Where.Nodes {
+				on[at.Node] = at.Pods
+			}
+		}
+	}
+	return on
 }

@@ -102,6 +102,7 @@ var scenarios = map[string]func(*env){
 	"volume-redeploy":       volumeRedeploy,
 	"pod-labels":            podLabels,
 	"deploy-waits":          deployWaits,
+	"plan-nodes":            planNodes,
 	"drain-volume":          drainVolume,
 	"relabel":               relabel,
 	"crash-loop":            crashLoop,

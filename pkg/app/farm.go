@@ -193,7 +193,7 @@ func (f *Farm) own(ctx context.Context) error {
 		},
 		Meta: f.store.FarmMeta(),
 		OnRenewed: func(ctx context.Context, s *consul.Session, every time.Duration) error {
-			err := f.store.FarmHeard(ctx, s, f.cfg.ID, every, untold(f.pusher.Unreachable()))
+			err := f.store.FarmHeard(ctx, s, f.cfg.ID, every, untold(f.pusher.Unreachable()), f.cfg.Scheduler != nil)
 			if err == nil && f.readiness.Ready() == nil {
 				f.obstacles.over()
 			}

@@ -178,6 +178,9 @@ func State(ctx context.Context, s *store.Store) (state *plan.State, corrupt []er
 	if state.Names, err = s.ListRCNames(ctx); err != nil {
 		return nil, nil, err
 	}
+	if state.Elsewhere, err = s.AskOutside(ctx); err != nil {
+		return nil, nil, err
+	}
 	state.Taken, bad, err = s.ListReservations(ctx)
 	return state, append(corrupt, bad...), err
 }

@@ -41,7 +41,7 @@ type PlanView struct {
 // NewPlanView is a plan as it is shown. Lists are never null.
 func NewPlanView(p *plan.Plan) PlanView {
 	change := plan.SpecChange{Kind: p.Change.Kind, Fields: append([]plan.FieldChange{}, p.Change.Fields...)}
-	return PlanView{Service: p.ServiceName, Change: change, Operations: append([]plan.Line{}, p.Format(0)...), Warnings: append([]string{}, p.Warnings...)}
+	return PlanView{Service: p.ServiceName, Change: change, Operations: append([]plan.Line{}, p.Lines()...), Warnings: append([]string{}, p.Warnings...)}
 }
 
 // ServiceView is one service.

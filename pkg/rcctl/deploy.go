@@ -289,7 +289,7 @@ func writePlans(w io.Writer, all []*planned, colours bool) {
 	total := map[plan.Sign]int{}
 	for _, p := range all {
 		writePlan(w, p, colours)
-		for sign, n := range plan.Counts(p.plan.Format(0)) {
+		for sign, n := range plan.Counts(p.plan.Lines()) {
 			total[sign] += n
 		}
 	}
@@ -322,13 +322,17 @@ func writePlan(w io.Writer, p *planned, colours bool) {
 		}
 	}
 	fmt.Fprintln(w)
-	for _, l := range p.plan.Format(0) {
+	for _, l := range p.plan.Lines() {
 		sign := fmt.Sprintf("%-3s", l.Sign) // all in the same width
 		if colours {
 			shade := map[plan.Sign]colour{plan.Added: green, plan.Removed: red, plan.Changed: yellow, plan.Replaced: yellow}[l.Sign]
 			sign = string(shade) + sign + string(plainColour)
 		}
-		fmt.Fprintf(w, "  %*s%s %s\n", 2*l.Depth, "", sign, clean(l.Text))
+		text := l.Text
+		if l.Where != nil {
+			text += "  (" + l.Where.String() + ")"
+		}
+		fmt.Fprintf(w, "  %*s%s %s\n", 2*l.Depth, "", sign, clean(text))
 	}
 	for _, warning := range p.plan.Warnings {
 		fmt.Fprintf(w, "  warning: %s\n", clean(warning))

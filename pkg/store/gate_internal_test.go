@@ -378,7 +378,7 @@ func TestUntoldNodesWaitForTheGate(t *testing.T) {
 		}
 		said := func() *Untold {
 			t.Helper()
-			if err := st.FarmHeard(ctx, farm.sess, "f1", time.Second, Untold{Count: 1, Nodes: []UntoldNode{{Node: "n1"}}}); err != nil {
+			if err := st.FarmHeard(ctx, farm.sess, "f1", time.Second, Untold{Count: 1, Nodes: []UntoldNode{{Node: "n1"}}}, true); err != nil {
 				t.Fatal(err)
 			}
 			farms, _, err := st.HeardOf(ctx)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,6 +30,8 @@ type Heard struct {
 	EverySeconds float64   `json:"every_seconds"`
 	// Untold are, of a farm, the nodes that it could not tell of their intents; nil: none.
 	Untold *Untold `json:"untold,omitempty" feature:"push"`
+	// OutsideScheduler: the farm asks another scheduler than the built-in one for nodes.
+	OutsideScheduler bool `json:"outside_scheduler,omitempty" feature:"outside-scheduler"`
 }
 
 // Untold are nodes without a standing query that a farm could not tell of their intents when it tried last (ADR 26).
@@ -82,10 +85,12 @@ func heardNow(every time.Duration) *Heard {
 	return &Heard{At: time.Now().UTC().Truncate(time.Millisecond), EverySeconds: every.Seconds()}
 }
 
-// FarmHeard notes that a farm writes, as long as it is a member, and, if the gate allows it, which nodes it could not tell of their intents.
-// The note vanishes with its session. It returns ErrRefused when it is none.
-func (s *Agents) FarmHeard(ctx context.Context, sess *consul.Session, id string, every time.Duration, u Untold) error {
+// FarmHeard notes that a farm writes, as long as it is a member, and, if the gate allows it, which nodes it could not tell
+// of their intents, and whether it asks an outside scheduler. The note vanishes with its session. It returns ErrRefused
+// when it is none.
+func (s *Agents) FarmHeard(ctx context.Context, sess *consul.Session, id string, every time.Duration, u Untold, outside bool) error {
 	h := heardNow(every)
+	h.OutsideScheduler = outside
 	if u.Count > 0 {
 		h.Untold = &u
 	}
@@ -101,6 +106,15 @@ func (s *Agents) heard(ctx context.Context, sess *consul.Session, ops ...consul.
 	sent := time.Now()
 	_, err := s.c.Commit(ctx, ops)
 	return sess.Answered(sent, err)
+}
+
+// AskOutside reports whether a living farm asks an outside scheduler for nodes. Notes that cannot be read are left out.
+func (s *Agents) AskOutside(ctx context.Context) (bool, error) {
+	pairs, err := s.c.List(ctx, s.keys.HeardFarms.Key(), consul.Default)
+	return slices.ContainsFunc(pairs, func(p consul.Pair) bool {
+		rec, err := s.Heard.decode(p)
+		return err == nil && rec.Value.OutsideScheduler
+	}), err
 }
 
 // HeardOf reads when each farm and each node was heard last, by their names. Notes that cannot be read are left out.

@@ -1,12 +1,7 @@
 package plan
 
 import (
-	"context"
-	"fmt"
-	"strings"
-
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -22,7 +17,7 @@ func allowed(r *rc.RC) bool { return r.AllowMassStop == r.Generation }
 
 // allowances has the breaker pass every revision that has pods. The document and the history stay as they are.
 func (p *planner) allowances() []Operation {
-	var names []string
+	allow := &AllowStopsOperation{draft: p.draft}
 	var stops []Operation
 	for i := range p.svc.Controllers {
 		c := &p.svc.Controllers[i]
@@ -33,10 +28,10 @@ func (p *planner) allowances() []Operation {
 		r.Generation++
 		r.AllowMassStop = r.Generation
 		p.draft.Change = append(p.draft.Change, r)
-		names = append(names, r.Name)
+		allow.RCs = append(allow.RCs, r.ID)
 		if c.Status != nil && c.Status.Placed > r.Asks() && !r.EachNode() {
-			text := "stop " + field.Count(c.Status.Placed-r.Asks(), "pod") + " of " + r.Name
-			stops = append(stops, &step{sign: Removed, text: text, forecast: true}) // farms wait for farm resume
+			n := c.Status.Placed - r.Asks()
+			stops = append(stops, &StopPodsOperation{pods{RC: r.ID, Pods: n, Where: p.surplus(r.ID, n)}}) // farms wait for farm resume
 		}
 	}
 	p.record(p.base.ID, p.base.Revision, &p.current.RC)
@@ -44,9 +39,6 @@ func (p *planner) allowances() []Operation {
 	if e := p.svc.Entry(p.svc.Deployed.Revision); e != nil {
 		p.draft.Entry = *e
 	}
-	text := fmt.Sprintf("let the mass-stop breaker pass %s; what it withholds stops after rcctl farm resume", strings.Join(names, ", "))
-	p.draft.Audit = append(p.draft.Audit, text)
-	return append([]Operation{&step{sign: Changed, text: text, execute: func(ctx context.Context, client Client) error {
-		return client.Commit(ctx, &p.draft.Draft)
-	}}}, stops...)
+	p.draft.Audit = append(p.draft.Audit, allow.text(p.names()))
+	return append([]Operation{allow}, stops...)
 }

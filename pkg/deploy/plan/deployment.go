@@ -59,6 +59,8 @@ type Deployment struct {
 	Strategy Strategy
 	// Detach leaves out the operations that only wait.
 	Detach bool
+	// Report is called after each operation that has succeeded; nil: by nothing.
+	Report func(Operation)
 
 	client Client
 	plan   *Plan
@@ -112,8 +114,12 @@ func (d *Deployment) Run(ctx context.Context) (Plan, error) {
 		return p, err
 	}
 	sequence := p.SequenceOperation
+	sequence.Report = d.Report
 	if d.Detach {
-		sequence.Operations = slices.DeleteFunc(slices.Clone(sequence.Operations), forecast)
+		sequence.Operations = slices.DeleteFunc(slices.Clone(sequence.Operations), func(op Operation) bool {
+			_, awaited := op.(Awaited)
+			return awaited
+		})
 	}
 	if err = sequence.Execute(ctx, d.client); errors.Is(err, ErrChanged) {
 		if stale := d.fresh(ctx); stale != nil {
@@ -135,15 +141,5 @@ func (d *Deployment) fresh(ctx context.Context) error {
 	return nil
 }
 
-// Format returns the lines that show the plan: what others do stands below what makes them do it.
-func (p *Plan) Format(depth int) []Line {
-	var lines []Line
-	for _, op := range p.Operations {
-		at := depth
-		if forecast(op) {
-			at++
-		}
-		lines = append(lines, op.Format(at)...)
-	}
-	return lines
-}
+// Lines returns the lines that show the plan, with the names of its controllers.
+func (p *Plan) Lines() []Line { return p.Format(p.Names) }

@@ -529,8 +529,8 @@ func TestRollbackAllowsTime(t *testing.T) {
 
 func TestOperationsSaySoFew(t *testing.T) {
 	for want, op := range map[string]plan.Operation{
-		"create volume data on n1": &plan.CreateVolumeOperation{Volume: "data", Node: "id", NodeName: "n1"},
-		"2 operations":             &plan.SequenceOperation{Operations: make([]plan.Operation, 2)},
+		"create volume data for each of 1 pod, on its node": &plan.CreateVolumeOperation{Volume: "data", Pods: 1},
+		"2 operations": &plan.SequenceOperation{Operations: make([]plan.Operation, 2)},
 	} {
 		if op.String() != want {
 			t.Error(op.String())
@@ -544,13 +544,13 @@ func TestOperationsSaySoFew(t *testing.T) {
 	}
 	create := &plan.CreateVolumeOperation{Volume: "data", Pods: 2}
 	seq := &plan.SequenceOperation{Operations: []plan.Operation{create, create}}
-	if lines := seq.Format(2); len(lines) != 2 || lines[1] != (plan.Line{Depth: 2, Sign: plan.Added, Text: "create volume data for each of 2 pods, on its node"}) {
+	if lines := seq.Format(plan.Names{}); len(lines) != 2 || lines[1] != (plan.Line{Depth: 1, Sign: plan.Added, Text: "create volume data for each of 2 pods, on its node"}) {
 		t.Error(lines)
 	}
 	if err := seq.Execute(context.Background(), nil); err != nil {
 		t.Error(err)
 	}
-	if diff := cmp.Diff(map[plan.Sign]int{plan.Added: 2}, plan.Counts(seq.Format(0))); diff != "" {
+	if diff := cmp.Diff(map[plan.Sign]int{plan.Added: 2}, plan.Counts(seq.Format(plan.Names{}))); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -26,7 +26,7 @@ func TestAServiceOnEachNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	var text []string
-	for _, line := range p.Format(0) {
+	for _, line := range p.Lines() {
 		text = append(text, line.Text)
 	}
 	all := strings.Join(text, "\n")
@@ -73,7 +73,7 @@ func TestAPlanOfOneGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	var text []string
-	for _, line := range p.Format(0) {
+	for _, line := range p.Lines() {
 		text = append(text, line.Text)
 	}
 	all := strings.Join(text, "\n")

@@ -1,12 +1,10 @@
 package plan
 
 import (
-	"fmt"
 	"iter"
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -40,7 +38,7 @@ func (p *planner) scales(target *rc.RC) []Operation {
 	var ops []Operation
 	for role := range rolesOf(before, target.ReplicaGroups) {
 		if from, to := countOf(before, role), countOf(target.ReplicaGroups, role); from != to {
-			ops = append(ops, &step{sign: Changed, text: fmt.Sprintf("scale %s of controller %s from %d to %d", role, target.Name, from, to)})
+			ops = append(ops, &ScaleOperation{RC: target.ID, Role: role, From: from, To: to})
 		}
 	}
 	return ops
@@ -89,11 +87,14 @@ func countOf(groups []rc.ReplicaGroup, role string) int {
 	return rc.Total(slices.DeleteFunc(slices.Clone(groups), func(g rc.ReplicaGroup) bool { return g.Role != role }))
 }
 
-// forecasts lists what others are going to do.
+// forecasts lists what owners are going to do, and on which nodes. id is the rollout's once it is written.
 func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *string) []Operation {
-	about := func(fate fate, r *rc.RC, count, goal int) Operation {
-		text := fate.verb + " " + field.Count(count, "pod") + " of " + r.Name
-		return await(fate.sign, text, Goal{Service: p.spec.Name, RC: r.ID, Reached: fate.until, Pods: goal}, id)
+	about := func(r *rc.RC, count int, until Reached, goal int, where *Where) pods {
+		return pods{RC: r.ID, Pods: count, Where: where, forecast: forecast{Goal{Service: p.spec.Name, RC: r.ID, Reached: until, Pods: goal}, id}}
+	}
+	ends := func(r *rc.RC, count, goal int) []Operation {
+		gone := about(r, count, Left, goal, p.surplus(r.ID, count))
+		return []Operation{&StopPodsOperation{gone}, &RemovePodsOperation{gone}}
 	}
 	var ops []Operation
 	total, had := p.pods(target), 0
@@ -112,17 +113,18 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 			replaced = min(limits.Counted(p.current.RC.ReplicaGroups), limits.Counted(target.ReplicaGroups))
 		}
 		if replaced > 0 {
-			ops = append(ops, about(replace, target, replaced, total))
+			ops = append(ops, &UpgradePodsOperation{about(target, replaced, Available, total, p.upgraded(c, limits, replaced))})
 		}
 	}
 	if more > 0 {
+		run := about(target, more, Available, total, p.destinations(c, more))
 		for _, v := range p.spec.Pod.Volumes {
-			ops = append(ops, &CreateVolumeOperation{Volume: v.Name, Pods: more})
+			ops = append(ops, &CreateVolumeOperation{Volume: v.Name, Pods: more, Where: run.Where, forecast: run.forecast})
 		}
-		ops = append(ops, about(run, target, more, total))
+		ops = append(ops, &RunPodsOperation{run})
 	}
 	if less > 0 {
-		ops = append(ops, about(stop, target, less, total), about(remove, target, less, total))
+		ops = append(ops, ends(target, less, total)...)
 	}
 	if p.svc == nil {
 		return ops
@@ -132,10 +134,11 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 			continue
 		}
 		if n := o.RC.Desired(); n > 0 {
-			ops = append(ops, about(stop, &o.RC, n, 0), about(remove, &o.RC, n, 0))
+			ops = append(ops, ends(&o.RC, n, 0)...)
 		}
 		if !p.knobs.LeaveOld {
-			ops = append(ops, await(Removed, "delete controller "+o.RC.Name+" when it has no pods", Goal{Service: p.spec.Name, RC: o.RC.ID, Reached: Gone}, id))
+			goal := Goal{Service: p.spec.Name, RC: o.RC.ID, Reached: Gone}
+			ops = append(ops, &DeleteControllerOperation{RC: o.RC.ID, forecast: forecast{goal, id}})
 		}
 	}
 	return ops

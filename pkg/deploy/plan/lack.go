@@ -118,14 +118,7 @@ func (p *planner) missing(there []placed) []rc.ReplicaGroup {
 	if err != nil {
 		return nil // such an order is refused
 	}
-	for i := range groups {
-		for _, at := range there {
-			if at.id.Role == groups[i].Role {
-				*groups[i].Count--
-			}
-		}
-	}
-	return groups
+	return lacking(groups, there)
 }
 
 // upgrade gives a pod what its new version takes, so that the next pod on its node finds that taken. Where the node has

@@ -1,10 +1,14 @@
 package plan
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
+	"strings"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -24,101 +28,290 @@ type Line struct {
 	Sign  Sign   `json:"sign"`
 	Depth int    `json:"depth"` // 0: at the top
 	Text  string `json:"what"`
+	Where *Where `json:"where,omitempty"` // nil: the operation concerns no nodes, or the plan was made without a look at them
 }
 
-// Operation is one step of a plan.
+// Equal reports whether two lines show the same.
+func (l Line) Equal(other Line) bool { return reflect.DeepEqual(l, other) }
+
+// Resolver gives the names of what operations know by id.
+type Resolver interface {
+	// ControllerName returns the name of a controller.
+	ControllerName(id string) string
+}
+
+// Names is a Resolver: names of controllers by their ids. A controller without a name is shown by its id.
+type Names map[string]string
+
+// ControllerName implements Resolver.
+func (n Names) ControllerName(id string) string { return cmp.Or(n[id], id) }
+
+// Operation is one step of a plan. Its String names controllers by id, its Format by name.
 type Operation interface {
-	// Execute does it, or waits until the owner of the controller has.
+	// Execute does the operation, or waits until the owner of the controller has done it.
 	Execute(ctx context.Context, client Client) error
-	// Format returns the lines that show it, the first of them at the given depth.
-	Format(depth int) []Line
-	// String says it in a few words.
+	// Format returns the lines that show the operation.
+	Format(names Resolver) []Line
 	String() string
 }
 
-// step is an operation that is shown on one line.
-type step struct {
-	sign     Sign
-	text     string
-	forecast bool                                           // it only waits for what others do
-	execute  func(ctx context.Context, client Client) error // nil: nothing is left to do
+// Awaited is an operation that an owner carries out: Execute only waits for it. Its nodes are a forecast.
+type Awaited interface {
+	Operation
+	awaited()
 }
 
+// written is an operation that puts something into the draft of the plan, which is committed once.
+type written struct{ fill func() }
+
 // Execute implements Operation.
-func (s *step) Execute(ctx context.Context, client Client) error {
-	if s.execute == nil {
-		return nil
+func (w written) Execute(context.Context, Client) error {
+	if w.fill != nil {
+		w.fill()
 	}
-	return s.execute(ctx, client)
+	return nil
+}
+
+// CreateManifestOperation stores a manifest.
+type CreateManifestOperation struct {
+	Digest string
+	PodID  string // as the manifest names its pods
+	written
 }
 
 // Format implements Operation.
-func (s *step) Format(depth int) []Line { return []Line{{Depth: depth, Sign: s.sign, Text: s.text}} }
+func (o *CreateManifestOperation) Format(Resolver) []Line { return line(Added, o.String()) }
 
-func (s *step) String() string { return s.text }
-
-// filling is a step that puts something into the transaction that the plan commits.
-func filling(sign Sign, text string, fill func()) *step {
-	return &step{sign: sign, text: text, execute: func(context.Context, Client) error { fill(); return nil }}
+func (o *CreateManifestOperation) String() string {
+	return fmt.Sprintf("create manifest %s of pod %s", o.Digest[:min(12, len(o.Digest))], o.PodID)
 }
 
+// CreateControllerOperation creates the controller of a new revision. It begins without pods where a rollout follows.
+type CreateControllerOperation struct {
+	RC string // id
+	written
+}
+
+// Format implements Operation.
+func (o *CreateControllerOperation) Format(names Resolver) []Line { return line(Added, o.text(names)) }
+
+func (o *CreateControllerOperation) String() string { return o.text(Names{}) }
+
+func (o *CreateControllerOperation) text(names Resolver) string {
+	return "create controller " + names.ControllerName(o.RC)
+}
+
+// ChangeControllerOperation changes the controller in effect.
+type ChangeControllerOperation struct {
+	RC string // id
+	written
+}
+
+// Format implements Operation.
+func (o *ChangeControllerOperation) Format(names Resolver) []Line {
+	return line(Changed, o.text(names))
+}
+
+func (o *ChangeControllerOperation) String() string { return o.text(Names{}) }
+
+func (o *ChangeControllerOperation) text(names Resolver) string {
+	return "change controller " + names.ControllerName(o.RC)
+}
+
+// ScaleOperation shows a group whose count changes. The change of the controller, or the rollout, writes it.
+type ScaleOperation struct {
+	RC       string // id
+	Role     string
+	From, To int // pods
+	written
+}
+
+// Format implements Operation.
+func (o *ScaleOperation) Format(names Resolver) []Line { return line(Changed, o.text(names)) }
+
+func (o *ScaleOperation) String() string { return o.text(Names{}) }
+
+func (o *ScaleOperation) text(names Resolver) string {
+	return fmt.Sprintf("scale %s of controller %s from %d to %d", o.Role, names.ControllerName(o.RC), o.From, o.To)
+}
+
+// CommitOperation records the document of a service, and commits what the operations before it have put into the draft.
+type CommitOperation struct {
+	Service  string
+	Revision int64
+	draft    *draft
+}
+
+// Execute implements Operation.
+func (o *CommitOperation) Execute(ctx context.Context, client Client) error {
+	return client.Commit(ctx, &o.draft.Draft)
+}
+
+// Format implements Operation.
+func (o *CommitOperation) Format(Resolver) []Line { return line(Changed, o.String()) }
+
+func (o *CommitOperation) String() string {
+	return fmt.Sprintf("record the document of service %s, revision %d", o.Service, o.Revision)
+}
+
+// AllowStopsOperation lets the mass-stop breaker pass the stops of controllers, and commits that.
+type AllowStopsOperation struct {
+	RCs   []string // ids
+	draft *draft
+}
+
+// Execute implements Operation.
+func (o *AllowStopsOperation) Execute(ctx context.Context, client Client) error {
+	return client.Commit(ctx, &o.draft.Draft)
+}
+
+// Format implements Operation.
+func (o *AllowStopsOperation) Format(names Resolver) []Line { return line(Changed, o.text(names)) }
+
+func (o *AllowStopsOperation) String() string { return o.text(Names{}) }
+
+func (o *AllowStopsOperation) text(names Resolver) string {
+	return fmt.Sprintf("let the mass-stop breaker pass %s; what it withholds stops after rcctl farm resume",
+		strings.Join(field.Each(o.RCs, names.ControllerName), ", "))
+}
+
+// StartRolloutOperation makes the rollout of the moment of its execution, and commits the plan with it.
+type StartRolloutOperation struct {
+	Strategy string
+	verb     string // with what becomes of the rollout under way
+	summary  string
+	draft    *draft
+}
+
+// Execute implements Operation.
+func (o *StartRolloutOperation) Execute(ctx context.Context, client Client) error {
+	return o.draft.startRollout(ctx, client)
+}
+
+// Format implements Operation.
+func (o *StartRolloutOperation) Format(Resolver) []Line { return line(Changed, o.String()) }
+
+func (o *StartRolloutOperation) String() string {
+	return fmt.Sprintf("%s %s: %s", o.verb, o.Strategy, o.summary)
+}
+
+// forecast waits until an owner has reached a goal.
+type forecast struct {
+	goal    Goal
+	rollout *string // id of the rollout that leads there, once it is written; nil: the operation waits for nothing
+}
+
+func (forecast) awaited() {}
+
+// Execute implements Operation.
+func (f forecast) Execute(ctx context.Context, client Client) error {
+	if f.rollout == nil {
+		return nil
+	}
+	f.goal.Rollout = *f.rollout
+	return client.Await(ctx, f.goal)
+}
+
+// pods are pods of one controller, and the nodes that a forecast names for them.
+type pods struct {
+	RC    string // id
+	Pods  int
+	Where *Where // nil: the plan was made without a look at nodes
+	forecast
+}
+
+func (p *pods) text(verb string, names Resolver) string {
+	return verb + " " + field.Count(p.Pods, "pod") + " of " + names.ControllerName(p.RC)
+}
+
+func (p *pods) line(sign Sign, verb string, names Resolver) []Line {
+	return []Line{{Sign: sign, Text: p.text(verb, names), Where: p.Where}}
+}
+
+// RunPodsOperation places and starts pods. It waits until they are available.
+type RunPodsOperation struct{ pods }
+
+// Format implements Operation.
+func (o *RunPodsOperation) Format(names Resolver) []Line { return o.line(Added, "run", names) }
+
+func (o *RunPodsOperation) String() string { return o.text("run", Names{}) }
+
+// UpgradePodsOperation lets pods run another manifest where they are. It waits until they are available.
+type UpgradePodsOperation struct{ pods }
+
+// Format implements Operation.
+func (o *UpgradePodsOperation) Format(names Resolver) []Line {
+	return o.line(Replaced, "upgrade in place", names)
+}
+
+func (o *UpgradePodsOperation) String() string { return o.text("upgrade in place", Names{}) }
+
+// StopPodsOperation stops pods. It waits until their nodes have confirmed it.
+type StopPodsOperation struct{ pods }
+
+// Format implements Operation.
+func (o *StopPodsOperation) Format(names Resolver) []Line { return o.line(Removed, "stop", names) }
+
+func (o *StopPodsOperation) String() string { return o.text("stop", Names{}) }
+
+// RemovePodsOperation removes the records of pods that have stopped.
+type RemovePodsOperation struct{ pods }
+
+// Format implements Operation.
+func (o *RemovePodsOperation) Format(names Resolver) []Line { return o.line(Removed, "remove", names) }
+
+func (o *RemovePodsOperation) String() string { return o.text("remove", Names{}) }
+
+// DeleteControllerOperation deletes the controller of an old revision when it has no pods.
+type DeleteControllerOperation struct {
+	RC string // id
+	forecast
+}
+
+// Format implements Operation.
+func (o *DeleteControllerOperation) Format(names Resolver) []Line {
+	return line(Removed, o.text(names))
+}
+
+func (o *DeleteControllerOperation) String() string { return o.text(Names{}) }
+
+func (o *DeleteControllerOperation) text(names Resolver) string {
+	return "delete controller " + names.ControllerName(o.RC) + " when it has no pods"
+}
+
+// CreateVolumeOperation has the node of each new pod make a volume before it starts the pod there. It waits until the
+// pods are available, because a pod is available only with its volumes.
+type CreateVolumeOperation struct {
+	Volume string
+	Pods   int
+	Where  *Where // of the pods
+	forecast
+}
+
+// Format implements Operation.
+func (o *CreateVolumeOperation) Format(Resolver) []Line {
+	return []Line{{Sign: Added, Text: o.String(), Where: o.Where}}
+}
+
+func (o *CreateVolumeOperation) String() string {
+	return fmt.Sprintf("create volume %s for each of %s, on its node", o.Volume, field.Count(o.Pods, "pod"))
+}
+
+func line(sign Sign, text string) []Line { return []Line{{Sign: sign, Text: text}} }
+
 // createManifest stores a manifest.
-func (d *draft) createManifest(digest, podID string, canonical []byte) *step {
-	return filling(Added, fmt.Sprintf("create manifest %s of pod %s", digest[:min(12, len(digest))], podID), func() {
+func (d *draft) createManifest(digest, podID string, canonical []byte) Operation {
+	return &CreateManifestOperation{Digest: digest, PodID: podID, written: written{func() {
 		if d.Manifests == nil {
 			d.Manifests = map[string][]byte{}
 		}
 		d.Manifests[digest] = canonical
-	})
+	}}}
 }
 
-// createRC creates the controller of a new revision. It begins without pods where a rollout follows.
-func (d *draft) createRC(r *rc.RC) *step {
-	return filling(Added, "create controller "+r.Name, func() { d.Create = append(d.Create, *r) })
-}
-
-// await is a forecast: it waits until others have reached a goal, with the rollout that is written by then.
-func await(sign Sign, text string, goal Goal, rollout *string) *step {
-	return &step{sign: sign, text: text, forecast: true, execute: func(ctx context.Context, client Client) error {
-		goal.Rollout = *rollout
-		return client.Await(ctx, goal)
-	}}
-}
-
-// fate is what becomes of pods.
-type fate struct {
-	verb  string
-	sign  Sign
-	until Reached // what is waited for
-}
-
-var (
-	run     = fate{"run", Added, Available}
-	replace = fate{"upgrade in place", Replaced, Available}
-	stop    = fate{"stop", Removed, Left} // their nodes have confirmed it
-	remove  = fate{"remove", Removed, Left}
-)
-
-// CreateVolumeOperation is a forecast: the node of each pod makes the volume when it starts the pod there.
-type CreateVolumeOperation struct {
-	Volume         string
-	Node, NodeName string // empty: the node of each pod
-	Pods           int
-}
-
-// Execute does nothing: a pod is not available without its volumes.
-func (o *CreateVolumeOperation) Execute(context.Context, Client) error { return nil }
-
-// Format implements Operation.
-func (o *CreateVolumeOperation) Format(depth int) []Line {
-	return []Line{{Depth: depth, Sign: Added, Text: o.String()}}
-}
-
-func (o *CreateVolumeOperation) String() string {
-	if o.NodeName != "" {
-		return fmt.Sprintf("create volume %s on %s", o.Volume, o.NodeName)
-	}
-	return fmt.Sprintf("create volume %s for each of %d pods, on its node", o.Volume, o.Pods)
+// createRC creates the controller of a new revision.
+func (d *draft) createRC(r *rc.RC) Operation {
+	return &CreateControllerOperation{RC: r.ID, written: written{func() { d.Create = append(d.Create, *r) }}}
 }
 
 // startRollout makes the rollout of this moment and commits the plan with it. Its id is Rollout's once it is written.
@@ -162,35 +355,49 @@ func (d *draft) commitRollout(ctx context.Context, client Client) error {
 }
 
 // SequenceOperation is operations one after the other.
-type SequenceOperation struct{ Operations []Operation }
+type SequenceOperation struct {
+	Operations []Operation
+	Names      Resolver        // for errors; nil: they name controllers by id
+	Report     func(Operation) // called after each operation that has succeeded; nil: by nothing
+}
 
 // Execute executes them until one fails.
 func (s *SequenceOperation) Execute(ctx context.Context, client Client) error {
 	for _, op := range s.Operations {
 		if err := op.Execute(ctx, client); err != nil {
-			return fmt.Errorf("%s: %w", op, err)
+			return fmt.Errorf("%s: %w", s.text(op), err)
+		}
+		if s.Report != nil {
+			s.Report(op)
 		}
 	}
 	return nil
 }
 
-// Format returns the lines of all of them.
-func (s *SequenceOperation) Format(depth int) []Line {
+func (s *SequenceOperation) text(op Operation) string {
+	if s.Names != nil {
+		if lines := op.Format(s.Names); len(lines) > 0 {
+			return lines[0].Text
+		}
+	}
+	return op.String()
+}
+
+// Format returns the lines of all of them: what owners do stands below what makes them do it.
+func (s *SequenceOperation) Format(names Resolver) []Line {
 	var lines []Line
 	for _, op := range s.Operations {
-		lines = append(lines, op.Format(depth)...)
+		for _, l := range op.Format(names) {
+			if _, awaited := op.(Awaited); awaited {
+				l.Depth++
+			}
+			lines = append(lines, l)
+		}
 	}
 	return lines
 }
 
 func (s *SequenceOperation) String() string { return fmt.Sprintf("%d operations", len(s.Operations)) }
-
-// forecast reports whether an operation only waits for what others do.
-func forecast(op Operation) bool {
-	s, one := op.(*step)
-	_, volume := op.(*CreateVolumeOperation)
-	return volume || one && s.forecast
-}
 
 // Counts returns how many lines of a plan have each sign.
 func Counts(lines []Line) map[Sign]int {

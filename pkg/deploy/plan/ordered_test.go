@@ -27,7 +27,7 @@ func TestAnOrderedService(t *testing.T) {
 		t.Fatal(err)
 	}
 	var text []string
-	for _, line := range p.Format(0) {
+	for _, line := range p.Lines() {
 		text = append(text, line.Text)
 	}
 	all := strings.Join(text, "\n")

@@ -101,7 +101,7 @@ func (r *RollingStrategy) attempt(client Client, svc *record.Service, spec *reco
 	if out.Operations, err = p.operations(c); err != nil {
 		return Plan{}, err
 	}
-	out.draft, out.ServiceID = p.draft, p.draft.Deployed.ID
+	out.draft, out.ServiceID, out.Names = p.draft, p.draft.Deployed.ID, p.names()
 	return out, nil
 }
 
@@ -276,10 +276,7 @@ func (p *planner) operations(c course) ([]Operation, error) {
 	p.record(id, number, &target)
 	ops := p.writes(c, &target)
 	if c == update || c == note {
-		text := fmt.Sprintf("record the document of service %s, revision %d", p.draft.Service, number)
-		ops = append(ops, &step{sign: Changed, text: text, execute: func(ctx context.Context, client Client) error {
-			return client.Commit(ctx, &p.draft.Draft)
-		}})
+		ops = append(ops, &CommitOperation{Service: p.draft.Service, Revision: number, draft: p.draft})
 		if c == update {
 			ops = append(ops, p.forecasts(c, &target, nil, new(string))...)
 		}
@@ -297,8 +294,7 @@ func (p *planner) operations(c course) ([]Operation, error) {
 	case p.svc != nil && p.svc.Rollout != nil:
 		verb = "replace the rollout under way by rollout"
 	}
-	text := fmt.Sprintf("%s %s: %s", verb, started.Record.Strategy, summary(&started))
-	ops = append(ops, &step{sign: Changed, text: text, execute: p.draft.startRollout})
+	ops = append(ops, &StartRolloutOperation{Strategy: started.Record.Strategy, verb: verb, summary: summary(&started), draft: p.draft})
 	return append(ops, p.forecasts(c, p.scaled(c, &target), started.InPlace(), &p.draft.Deployed.Rollout)...), nil
 }
 
@@ -364,11 +360,28 @@ func (p *planner) writes(c course, target *rc.RC) []Operation {
 	case rescale:
 		ops = append(ops, p.scales(p.scaled(c, target))...)
 	case update:
-		ops = append(ops, filling(Changed, "change controller "+target.Name, func() { p.draft.Change = append(p.draft.Change, *target) }))
+		ops = append(ops, &ChangeControllerOperation{RC: target.ID, written: written{func() { p.draft.Change = append(p.draft.Change, *target) }}})
 		ops = append(ops, p.scales(target)...)
 	default: // the rollout changes the controller, or nothing does
 	}
 	return ops
+}
+
+// names returns the names of the controllers that the plan may speak of.
+func (p *planner) names() Names {
+	names := Names{}
+	if p.svc != nil {
+		for i := range p.svc.Controllers {
+			names[p.svc.Controllers[i].RC.ID] = p.svc.Controllers[i].RC.Name
+		}
+	}
+	if p.preDeploy != nil {
+		names[p.preDeploy.RC] = p.preDeploy.Name
+	}
+	if d := &p.draft.Entry; d.RC != "" {
+		names[d.RC] = d.Name
+	}
+	return names
 }
 
 // summary says what a rollout is going to do.

@@ -158,7 +158,7 @@ func (c *cluster) planOf(t *testing.T, spec *record.ServiceSpec, change ...func(
 
 func linesOf(p plan.Plan) []string {
 	lines := []string{}
-	for _, l := range p.Format(0) {
+	for _, l := range p.Lines() {
 		text := l.Text
 		if strings.HasPrefix(text, "create manifest") {
 			text = "create manifest " + text[strings.LastIndex(text, " of "):]
@@ -190,7 +190,7 @@ func TestPlans(t *testing.T) {
 			"+ create manifest  of pod web", "+ create controller web-r1", "~ start rollout availability", "  + run 3 pods of web-r1",
 		}},
 		{"new, of one pod with a volume, in place", nil, []string{`replicas=1`, `pod.volumes=[{"name": "data"}]`, `update.strategy="in-place"`}, nil, []string{
-			"+ create manifest  of pod web", "+ create controller web-r1", "~ start rollout availability", "  + create volume data for each of 1 pods, on its node",
+			"+ create manifest  of pod web", "+ create controller web-r1", "~ start rollout availability", "  + create volume data for each of 1 pod, on its node",
 			"  + run 1 pod of web-r1",
 		}},
 		{"new, of no pods", nil, []string{`replicas=0`}, nil, []string{
@@ -239,7 +239,7 @@ func TestPlans(t *testing.T) {
 		}},
 		{"in place, and more", one, []string{newManifest, `update.strategy="in-place"`, `replicas=4`, `pod.volumes=[{"name": "data"}]`}, nil, []string{
 			"+ create manifest  of pod web", "~ start rollout in-place", "  -/+ upgrade in place 3 pods of web-r1",
-			"  + create volume data for each of 1 pods, on its node", "  + run 1 pod of web-r1",
+			"  + create volume data for each of 1 pod, on its node", "  + run 1 pod of web-r1",
 		}},
 		{"in place, of no pods", func(t *testing.T, c *cluster) { c.deployed(t, sample(t, `replicas=0`)) }, []string{newManifest, `update.strategy="in-place"`, `replicas=0`}, nil, []string{
 			"+ create manifest  of pod web", "~ start rollout in-place",
@@ -608,7 +608,7 @@ func TestPausedRolloutIsRescaled(t *testing.T) {
 		t.Fatal(p, err)
 	}
 	// Revisions that have gone down leave with the rollout, as it was planned before.
-	if text := fmt.Sprint(p.Format(0)); !strings.Contains(text, "web-r7") || strings.Contains(text, "web-r8") {
+	if text := fmt.Sprint(p.Lines()); !strings.Contains(text, "web-r7") || strings.Contains(text, "web-r8") {
 		t.Error(text)
 	}
 }

@@ -22,13 +22,17 @@ type State struct {
 	Nodes map[string]*node.View
 	Taken map[string]node.Reservation
 	Names map[string]string // of controllers, by their ids
+	// Elsewhere says that farms ask an outside scheduler for nodes: what the plan says of nodes that pods come to would be a guess.
+	Elsewhere bool
 }
 
 // Room is how many pods there is room for, and why nodes take no more.
 type Room struct {
 	Pods    int
 	Reasons scheduler.Reasons
-	holders map[string][]string // of static ports: the nodes where each has one
+	found   []placed                    // the pods, on the nodes that they find
+	taken   map[string]node.Reservation // with what they take
+	holders map[string][]string         // of static ports: the nodes where each has one
 }
 
 // placed is a pod that has its claim on a node.
@@ -63,22 +67,27 @@ func (s *State) place(spec *record.ServiceSpec, wanted []rc.ReplicaGroup, there 
 	}
 	apart := placement.Apart(spec.ReplicaGroups)
 	for _, w := range wanted {
-		s.add(&out, groups, field.Find(apart, func(g *rc.ReplicaGroup) bool { return g.Role == w.Role }), w)
+		s.add(&out, groups, field.Find(apart, func(g *rc.ReplicaGroup) bool { return g.Role == w.Role }), w, len(there))
 	}
+	out.taken = groups.Taken()
 	return out
 }
 
-// add places pods of a group, nil where all want the same, and counts those that find a place.
-func (s *State) add(out *Room, groups *placement.Groups, g *rc.ReplicaGroup, wanted rc.ReplicaGroup) {
+// add places pods of a group, nil where all want the same, and counts those that find a place. Their indices begin with
+// first.
+func (s *State) add(out *Room, groups *placement.Groups, g *rc.ReplicaGroup, wanted rc.ReplicaGroup, first int) {
 	lot, err := groups.Lot(g)
 	if err != nil || *wanted.Count == 0 {
 		return
 	}
 	for i := range *wanted.Count {
-		lot.Pods = append(lot.Pods, pod.Identity{RCID: planned, Role: wanted.Role, Index: i})
+		lot.Pods = append(lot.Pods, pod.Identity{RCID: planned, Role: wanted.Role, Index: first + i})
 	}
 	assigned, refused := placement.Assign(lot.Request)
 	groups.Took(&lot, assigned)
+	for _, a := range assigned {
+		out.found = append(out.found, placed{a.Node, a.Pod})
+	}
 	out.Pods += len(assigned)
 	out.also(Room{Reasons: lot.Excluded})
 	out.also(Room{Reasons: refused})

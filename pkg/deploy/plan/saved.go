@@ -75,13 +75,13 @@ const (
 // Save returns what is saved of a plan that a deployment has made in an epoch.
 func Save(d *Deployment, p *Plan, epoch string) SavedService {
 	return SavedService{
-		Document: d.Spec, Seen: see(d.Service, epoch), Operations: p.Format(0), Warnings: p.Warnings,
+		Document: d.Spec, Seen: see(d.Service, epoch), Operations: p.Lines(), Warnings: p.Warnings,
 	}
 }
 
 // Shows reports whether a plan is in all that people see of it the one that was saved.
 func (s *SavedService) Shows(p *Plan) bool {
-	return slices.Equal(s.Operations, p.Format(0)) && slices.Equal(s.Warnings, p.Warnings)
+	return slices.EqualFunc(s.Operations, p.Lines(), Line.Equal) && slices.Equal(s.Warnings, p.Warnings)
 }
 
 // see says what a plan is made on. What owners report is no part of it, nor are controllers that are being deleted.
@@ -148,7 +148,7 @@ func (s *SavedStrategy) Plan(
 	if err != nil {
 		return Plan{}, err
 	}
-	if changes := deeds(s.Saved.Operations).changes(deeds(p.Format(0))); len(changes) > 0 {
+	if changes := deeds(s.Saved.Operations).changes(deeds(p.Lines())); len(changes) > 0 {
 		return Plan{}, &StaleError{Service: spec.Name, Changes: changes}
 	}
 	return p, nil

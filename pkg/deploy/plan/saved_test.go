@@ -80,7 +80,7 @@ func TestSavedPlanIsCarriedOut(t *testing.T) {
 			continue
 		}
 		if !saved.Services[0].Shows(&p) {
-			t.Errorf("%v: other operations than shown: %s", changes, cmp.Diff(saved.Services[0].Operations, p.Format(0)))
+			t.Errorf("%v: other operations than shown: %s", changes, cmp.Diff(saved.Services[0].Operations, p.Lines()))
 		}
 		if _, err := deployment(t, direct, changes...).Run(t.Context()); err != nil {
 			t.Fatal(err)
@@ -172,7 +172,7 @@ func TestSavedPlanOfOtherPods(t *testing.T) {
 	c.svc.Controllers = c.svc.Controllers[1:]
 	p, err := carriesOut(t, c, oneEpoch, saved)
 	if err != nil || len(c.commits) != 2 || saved.Services[0].Shows(&p) { // two pods have a place to wait for
-		t.Error(err, p.Format(0))
+		t.Error(err, p.Lines())
 	}
 }
 

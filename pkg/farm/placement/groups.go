@@ -39,6 +39,9 @@ func NewGroups(spec *rc.Spec, epoch string, nodes map[string]*node.View, taken m
 	return p, err
 }
 
+// Taken returns what is taken on nodes, with what groups have got. It is not to be changed.
+func (p *Groups) Taken() map[string]node.Reservation { return p.taken }
+
 // MaxPerNode returns how many pods of the document a node takes, zero for no limit.
 func (p *Groups) MaxPerNode() int { return p.rule.MaxPerNode }
 

@@ -1,0 +1,189 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/placement"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// Where is a forecast of the nodes of an operation's pods, by the rule that farms place pods by. The cluster may change
+// before farms act.
+type Where struct {
+	Nodes   []OnNode `json:"nodes"`             // by name
+	Lacking int      `json:"lacking,omitempty"` // pods that find no node
+	Unknown string   `json:"unknown,omitempty"` // why no node can be named; then there is nothing else
+}
+
+// OnNode is how many of the pods are on one node.
+type OnNode struct {
+	Node string `json:"node"`
+	Pods int    `json:"pods"`
+}
+
+// whereLimit is up to how many pods the nodes are named on a screen.
+const whereLimit = 20
+
+// String names the nodes: n1, n2 (2 pods). Above 20 pods it counts them: 35 nodes, 1 to 2 pods each.
+func (w *Where) String() string {
+	if w.Unknown != "" {
+		return "nodes unknown: " + w.Unknown
+	}
+	total, least, most := 0, 0, 0
+	names := make([]string, 0, min(len(w.Nodes), whereLimit))
+	for _, at := range w.Nodes {
+		if least == 0 || at.Pods < least {
+			least = at.Pods
+		}
+		total, most = total+at.Pods, max(most, at.Pods)
+		switch {
+		case len(names) == whereLimit:
+		case at.Pods == 1:
+			names = append(names, at.Node)
+		default:
+			names = append(names, at.Node+" ("+field.Count(at.Pods, "pod")+")")
+		}
+	}
+	var text string
+	switch {
+	case total == 0 && w.Lacking > 0:
+		return fmt.Sprintf("forecast: no node for %d", w.Lacking)
+	case total == 0:
+		return "forecast: no node"
+	case total <= whereLimit:
+		text = "forecast: " + field.Few(names, whereLimit, ", ")
+	case least == most:
+		text = fmt.Sprintf("forecast: %s, %s each", field.Count(len(w.Nodes), "node"), field.Count(most, "pod"))
+	default:
+		text = fmt.Sprintf("forecast: %s, %d to %d pods each", field.Count(len(w.Nodes), "node"), least, most)
+	}
+	if w.Lacking > 0 {
+		text += fmt.Sprintf("; no node for %d", w.Lacking)
+	}
+	return text
+}
+
+// whereOf sums up at most n pods.
+func whereOf(pods []placed, n int) *Where {
+	on := map[string]int{}
+	for _, at := range pods[:min(n, len(pods))] {
+		on[at.node]++
+	}
+	w := &Where{Nodes: make([]OnNode, 0, len(on)), Lacking: max(0, n-len(pods))}
+	for _, name := range slices.Sorted(maps.Keys(on)) {
+		w.Nodes = append(w.Nodes, OnNode{name, on[name]})
+	}
+	return w
+}
+
+// surplus says where n pods of a controller are that go first.
+func (p *planner) surplus(id string, n int) *Where {
+	if p.State == nil {
+		return nil
+	}
+	var own []placed
+	for _, at := range p.placed() {
+		if at.id.RCID == id {
+			own = append(own, at)
+		}
+	}
+	return whereOf(own, min(n, len(own)))
+}
+
+// upgraded says where n pods are that get another manifest where they are.
+func (p *planner) upgraded(c course, limits *rc.InPlace, n int) *Where {
+	if p.State == nil {
+		return nil
+	}
+	stay, _ := p.staying(c, p.placed())
+	stay = slices.DeleteFunc(stay, func(at placed) bool {
+		return limits != nil && len(limits.Roles) > 0 && !limits.Counts(at.id.Role)
+	})
+	return whereOf(stay, min(n, len(stay)))
+}
+
+// destinations says where n pods come to that are to run besides those that stay.
+func (p *planner) destinations(c course, n int) *Where {
+	switch {
+	case p.State == nil:
+		return nil
+	case p.State.Elsewhere:
+		return &Where{Unknown: "farms ask an outside scheduler"}
+	case c == first || c == recreate:
+		return whereOf(p.successors(p.placed()), n)
+	}
+	stay, gone := p.staying(c, p.placed())
+	return whereOf(p.State.without(gone).place(p.spec, p.missing(stay), stay).found, n)
+}
+
+// forecastStages bounds how many stages of a rollout a forecast goes through: it takes larger ones where there are more.
+const forecastStages = 50
+
+// successors returns where the pods of a new revision come to, stage by stage: each stage finds the pods of the stages
+// before it, and the old pods that have not gone yet.
+func (p *planner) successors(old []placed) []placed {
+	total := p.spec.Total()
+	if p.spec.Mode == rc.EachNode {
+		total = rc.MaxReplicas
+	}
+	stops, batch := p.stops(), p.numbers().Surge
+	if len(old) == 0 || p.knobs.Kind() == rollout.BlueGreenStrategy {
+		stops, batch = 0, total
+	}
+	batch = max(batch, stops, 1, total/forecastStages)
+	state := *p.State
+	extra := max(0, len(old)-total)
+	if p.current != nil {
+		extra = max(0, len(old)-max(total, p.current.RC.Desired()))
+	}
+	goes := func(n int) {
+		n = min(n, len(old))
+		state = *state.without(old[:n])
+		old = old[n:]
+	}
+	goes(extra)
+	var found []placed
+	for len(found) < total {
+		if stops > 0 {
+			goes(batch)
+		}
+		room := state.place(p.spec, p.stage(min(total, len(found)+batch), found), found)
+		if room.Pods == 0 && len(old) == 0 {
+			break
+		}
+		found, state.Taken = append(found, room.found...), room.taken
+		if stops == 0 {
+			goes(max(room.Pods, 1))
+		}
+	}
+	return found
+}
+
+// stage returns how many pods of each group a stage adds that ends with so many pods.
+func (p *planner) stage(pods int, there []placed) []rc.ReplicaGroup {
+	if placement.Apart(p.spec.ReplicaGroups) == nil {
+		n := pods - len(there)
+		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}}
+	}
+	groups, err := rollout.FirstOf(pods, p.spec.Groups(), p.spec.Update.GroupOrder)
+	if err != nil {
+		return nil // such an order is refused
+	}
+	return lacking(groups, there)
+}
+
+// lacking returns groups without the pods that are there already.
+func lacking(groups []rc.ReplicaGroup, there []placed) []rc.ReplicaGroup {
+	for i := range groups {
+		for _, at := range there {
+			if at.id.Role == groups[i].Role {
+				*groups[i].Count--
+			}
+		}
+	}
+	return groups
+}
