@@ -117,6 +117,8 @@ func (ps *reader) addRequests(ctx context.Context, s *reconcile.Snapshot, reques
 		case store.ForgetPod:
 			lock := about.locks[r.Node]
 			asked.Forget, asked.Alive, asked.NodeIndex, asked.Declared = true, lock.Locked, lock.Index, r.NodeIndex
+		case store.LabelPod:
+			asked.Label = &reconcile.Labels{Set: r.Labels, Remove: r.Remove}
 		case store.SweepOrphan: // there is a record again, or what the leader would not have asked for
 		case store.RepairReservation:
 			ps.shared.askResync() // in the next pass: claims may be missing, too

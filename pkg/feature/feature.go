@@ -35,6 +35,7 @@ var Known = Table{
 	{Name: "ordered", Since: "0.2.0", What: "ordered: replicas of a group one after the other, and no index twice"},
 	{Name: "out-of-memory", Since: "0.2.0", What: "nodes say that the kernel killed a process for want of memory, and at which limit"},
 	{Name: "outside-scheduler", Since: "0.2.0", What: "farms say that they ask an outside scheduler for nodes, so that no plan names any"},
+	{Name: "own-labels", Since: "0.2.0", What: "labels of one pod: rcctl label pod"},
 	{Name: "placing", Since: "0.2.0", What: "spread with a skew, affinity and placing of a controller"},
 	{Name: "ports-in-use", Since: "0.2.0", What: "nodes say which ports something else than their pods has"},
 	{Name: "push", Since: "0.2.0", What: "preparer --intents push: farms tell nodes of their intents"},

@@ -23,9 +23,9 @@ const (
 	MaxLogTail = 2 << 10
 	// MaxRestarts is the highest number of restarts that is reported.
 	MaxRestarts = math.MaxInt32
-	// MaxLabels is how many labels a pod may have: those of its manifest and of its controller, and the two that every pod
-	// has.
-	MaxLabels = 2*field.MaxLabels + 2
+	// MaxLabels is how many labels a pod may have: those of its manifest, of its controller and its own, and the two that
+	// every pod has.
+	MaxLabels = 3*field.MaxLabels + 2
 	// maxWord bounds a word of which a newer version may have others, such as a state.
 	maxWord = field.MaxName
 )
@@ -59,6 +59,7 @@ func (p *Placement) Check() error {
 	checkRun(&errs, "run_state", p.RunState, p.PodID, p.Digest)
 	field.CheckRange(&errs, "revision", p.Revision, 1, MaxRevision)
 	checkContent(&errs, p.Labels, p.Ports, p.Replicas, p.Epoch)
+	errs.CheckLabels("own_labels", p.OwnLabels, field.MaxLabels)
 	for _, digest := range p.MayRun {
 		if digest != "" {
 			checkDigest(&errs, "may_run", digest)

@@ -16,6 +16,12 @@ const (
 	PodIDLabel = "pod_id"
 )
 
+// IsReserved reports whether every pod has the label of a key from rcfarm, so that nobody else may set it.
+func IsReserved(key string) bool { return key == RCIDLabel || key == PodIDLabel }
+
+// ReservedAllowed says in words what IsReserved leaves.
+const ReservedAllowed = "any other key; rcfarm sets this one"
+
 // Identity names one replica for as long as its replication controller exists.
 type Identity struct {
 	RCID  string `json:"rc_id"`
@@ -46,13 +52,16 @@ func (s RunState) Valid() bool { return s == Running || s == Stopped }
 // Placement is the owner farm's decision for one identity, at pods/<rc-id>/<role>.<index>.
 type Placement struct {
 	Identity
-	Node     string            `json:"node"`
-	PodID    string            `json:"pod_id"`
-	Labels   map[string]string `json:"labels"`
-	Digest   string            `json:"digest"` // of the manifest
-	Ports    map[string]int    `json:"ports,omitempty"`
-	RunState RunState          `json:"run_state"`
-	Revision int64             `json:"revision"` // of the current intent; only grows (R3)
+	Node   string            `json:"node"`
+	PodID  string            `json:"pod_id"`
+	Labels map[string]string `json:"labels"`
+	// OwnLabels are those of Labels that people gave this pod alone. They win over its controller's and its manifest's,
+	// stay while the pod is on its node, also through an upgrade in place, and go when it moves to another.
+	OwnLabels map[string]string `json:"own_labels,omitempty" feature:"own-labels"`
+	Digest    string            `json:"digest"` // of the manifest
+	Ports     map[string]int    `json:"ports,omitempty"`
+	RunState  RunState          `json:"run_state"`
+	Revision  int64             `json:"revision"` // of the current intent; only grows (R3)
 	// Switching: the node may still run the former version, whose claim is held until it says that it does not.
 	Switching bool `json:"switching,omitempty"`
 	// MayRun are other manifests that the node of a pod of an ordered group was told to run and may have begun with, since it last reported the one that it
@@ -92,6 +101,9 @@ func (p *Placement) Bytes() int {
 	for _, g := range p.Ghosts {
 		const ghost = len(`{"node":"","revision":,"lost":false,"gone":false,"dead_index":,"since":,"ports":{}},`)
 		size += ghost + field.TextBytes(g.Node) + 2*field.NumberBytes + field.TimeBytes + portBytes(g.Ports)
+	}
+	if len(p.OwnLabels) > 0 {
+		size += len(`"own_labels":,`) + labelBytes(p.OwnLabels)
 	}
 	for _, digest := range p.MayRun {
 		size += len(`"may_run":[],,`) + field.TextBytes(digest)

@@ -191,9 +191,10 @@ func ParseSelector(text string) (labels.Selector, error) {
 	return sel, nil
 }
 
-// PodLabelSet returns the labels of the controller's pods: the user's, then those that every pod carries.
-func (r *RC) PodLabelSet(podID string, manifestLabels map[string]string) map[string]string {
-	set := field.Merge(manifestLabels, r.PodLabels)
+// PodLabelSet returns the labels of a pod of the controller: the manifest's, the controller's on top, the pod's own on top
+// of both, then those that every pod carries.
+func (r *RC) PodLabelSet(podID string, manifestLabels, own map[string]string) map[string]string {
+	set := field.Merge(manifestLabels, r.PodLabels, own)
 	set[pod.RCIDLabel], set[pod.PodIDLabel] = r.ID, podID
 	return set
 }

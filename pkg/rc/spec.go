@@ -138,7 +138,7 @@ func checkSelector(errs *field.Errors, path, text string) {
 func checkReserved(errs *field.Errors, path string, set map[string]string) {
 	for _, key := range []string{pod.RCIDLabel, pod.PodIDLabel} {
 		if value, taken := set[key]; taken {
-			errs.Add(path+"."+key, value, "any other key; rcfarm sets this one")
+			errs.Add(path+"."+key, value, pod.ReservedAllowed)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -24,13 +25,37 @@ func (r *Request) Check() error {
 		errs.Add("rc_id", r.RCID, "the id of a controller")
 	}
 	if r.Kind == "" {
-		errs.Missing("kind", field.Or(ForgetPod, SweepOrphan, RepairReservation))
+		errs.Missing("kind", field.Or(ForgetPod, SweepOrphan, RepairReservation, LabelPod))
 	}
 	errs.CheckName("node", r.Node)
 	if id := r.Pod; id.Index < 0 || id.RCID != "" && id.RCID != r.RCID {
 		errs.Add("pod", id.String(), "a pod of the controller that is asked, with an index of 0 or more")
 	}
+	if r.Kind == LabelPod {
+		r.checkLabels(&errs)
+	}
 	return errs.Err()
+}
+
+// checkLabels records why nothing can be labelled as a request asks.
+func (r *Request) checkLabels(errs *field.Errors) {
+	if r.Pod == (pod.Identity{}) {
+		errs.Missing("pod", "the pod that is to be labelled")
+	}
+	if len(r.Labels)+len(r.Remove) == 0 {
+		errs.Missing("labels", "labels to set, or keys in remove")
+	}
+	errs.CheckLabels("labels", r.Labels, field.MaxLabels)
+	removed := make(map[string]string, len(r.Remove))
+	for _, key := range r.Remove {
+		removed[key] = ""
+	}
+	errs.CheckLabels("remove", removed, field.MaxLabels)
+	for key, value := range r.Labels {
+		if pod.IsReserved(key) {
+			errs.Add("labels."+key, value, pod.ReservedAllowed)
+		}
+	}
 }
 
 // Check reports why a stored member record cannot be one of a farm.

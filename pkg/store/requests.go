@@ -25,6 +25,8 @@ const (
 	// RepairReservation releases what a node has reserved for pods of the controller that are not there, and reserves what
 	// it has not for those that are.
 	RepairReservation RequestKind = "repair-reservation"
+	// LabelPod gives a pod that is placed on the node other labels of its own.
+	LabelPod RequestKind = "label-pod"
 )
 
 // Request is the record at requests/<rc-id>/<ulid>.
@@ -36,9 +38,12 @@ type Request struct {
 	Pod  pod.Identity `json:"pod,omitzero"` // not for RepairReservation
 	// NodeIndex is, for ForgetPod, the index of the node's record when the operator saw nobody hold it; zero: there was none. It
 	// names the death that the request is about: once anybody has held the record since, the request is void.
-	NodeIndex uint64    `json:"node_index,omitempty"`
-	By        string    `json:"by"`
-	At        time.Time `json:"at"`
+	NodeIndex uint64 `json:"node_index,omitempty"`
+	// Labels and Remove are, for LabelPod, the labels to set, and the keys of those to remove.
+	Labels map[string]string `json:"labels,omitempty" feature:"own-labels"`
+	Remove []string          `json:"remove,omitempty" feature:"own-labels"`
+	By     string            `json:"by"`
+	At     time.Time         `json:"at"`
 }
 
 // leaderID begins the id of what the leader asks by itself; no ULID does.
@@ -91,6 +96,13 @@ func (s *Operator) Ask(ctx context.Context, r Request, a Audit) error {
 	}
 	_, err := s.c.Commit(ctx, ops)
 	return conflictOn(err, s.keys.Nodes.Key(r.Node))
+}
+
+// AskLabels leaves a request to label a pod, with an audit record, and rings. placed is the index that the pod's placement was read at. It
+// returns ErrConflict, and nothing is written, where that has changed; and ErrUnknown where the context ended before the outcome was known.
+func (s *Operator) AskLabels(ctx context.Context, r Request, placed uint64, a Audit) error {
+	return s.commitDefinitely(ctx, "pod "+r.Pod.String(), a,
+		cas(s.keys.Requests.Key(r.RCID, r.ID), r, 0), sameRecord(s.keys.Pods.Key(r.Pod.String()), placed), s.ring(r.RCID))
 }
 
 // forgetsPerTxn leaves room for the condition, the audit record, and a bell for each request.

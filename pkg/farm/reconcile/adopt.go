@@ -62,10 +62,13 @@ func (c adoption) adoptAs(o *Orphan, p *Pod, reason string) {
 	moved := p.Index != 0 && p.Node != o.Node
 	revision := p.nextRevision(c.s.Now, o.Revision)
 	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == o.Node })
+	if moved {
+		next.OwnLabels = nil
+	}
 	next.Node, next.PodID, next.Digest, next.Ports = o.Node, o.PodID, o.Digest, o.Ports
-	next.Labels = c.s.RC.PodLabelSet(o.PodID, nil)
+	next.Labels = c.s.RC.PodLabelSet(o.PodID, nil, next.OwnLabels)
 	if m := cmp.Or(c.s.ManifestOf(o.Digest), c.s.ManifestOf(c.s.RC.ManifestOf(o.Role))); m != nil {
-		next.Labels = c.s.RC.PodLabelSet(o.PodID, m.Labels)
+		next.Labels = c.s.RC.PodLabelSet(o.PodID, m.Labels, next.OwnLabels)
 	}
 	next.RunState, next.Revision, next.ChangedAt = pod.Running, revision, c.s.Now
 	next.StoppingSince, next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, nil, 0

@@ -29,6 +29,7 @@ func Compute(s *Snapshot) Plan {
 	repairs{d}.repair()
 	lost.markLost()
 	waits := d.answer(d.release()) || waitsToStop
+	labelling{d}.carryOut()
 	switch {
 	case s.RC.DeletedAt != nil:
 		d.stopAll()

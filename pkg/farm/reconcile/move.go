@@ -286,7 +286,8 @@ func move(s *Snapshot, p *Pod, nodeName string) Change {
 	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == nodeName })
 	next.Ghosts = append(next.Ghosts, ghost)
 	next.Node, next.Digest, next.PodID, next.Ports = nodeName, digest, m.ID, m.PortMap()
-	next.Labels, next.Replicas = s.RC.PodLabelSet(m.ID, m.Labels), s.RC.CountOf(p.Role)
+	next.OwnLabels = nil // they were given to the copy on the former node
+	next.Labels, next.Replicas = s.RC.PodLabelSet(m.ID, m.Labels, nil), s.RC.CountOf(p.Role)
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(s.Now), s.Now, 0
 	next.LostSince, next.UnmanagedSince, next.DeadIndex, next.Switching = nil, nil, 0, false
 	in, claim := next.Intent(), NewClaim(s, p.Identity)

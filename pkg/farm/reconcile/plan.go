@@ -384,7 +384,7 @@ func (pl *Placer) like(digest string) *alike {
 		s, m := pl.s, pl.s.ManifestOf(digest)
 		a = &alike{
 			pod: pod.Placement{
-				PodID: m.ID, Labels: s.RC.PodLabelSet(m.ID, m.Labels), Digest: digest, Standby: s.standsBy(), Ports: m.PortMap(), RunState: pod.Running, ChangedAt: s.Now,
+				PodID: m.ID, Labels: s.RC.PodLabelSet(m.ID, m.Labels, nil), Digest: digest, Standby: s.standsBy(), Ports: m.PortMap(), RunState: pod.Running, ChangedAt: s.Now,
 			},
 			claim: claimOf(m, pod.Identity{}), dynamic: m.DynamicPorts(),
 		}

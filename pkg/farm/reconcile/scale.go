@@ -290,7 +290,7 @@ func (c upgrades) upgradeOne(p *Pod, digest string) {
 	m := c.s.ManifestOf(digest)
 	next := p.Placement
 	next.Digest, next.PodID, next.Ports = digest, m.ID, m.PortMap()
-	next.Labels, next.Replicas = c.s.RC.PodLabelSet(m.ID, m.Labels), c.s.RC.CountOf(p.Role)
+	next.Labels, next.Replicas = c.s.RC.PodLabelSet(m.ID, m.Labels, next.OwnLabels), c.s.RC.CountOf(p.Role)
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(c.s.Now), c.s.Now, 0
 	next.Switching, next.MayRun = true, c.s.mayRunStill(p)
 	in, claim := next.Intent(), claimOf(m, p.Identity)

@@ -67,10 +67,11 @@ type Snapshot struct {
 	chosen  map[pod.Identity]string // digests of new replicas
 }
 
-// Request asks the owner for something about one node, and for ForgetPod about one identity.
+// Request asks the owner for something about one node, and for ForgetPod and LabelPod about one identity.
 type Request struct {
 	ID     string
-	Forget bool // the pod's copy on the node counts as stopped
+	Forget bool    // the pod's copy on the node counts as stopped
+	Label  *Labels // the pod on the node gets other labels of its own
 	Node   string
 	Pod    pod.Identity
 	// Alive: the node's record was held when it was read for this. NodeIndex is that of the record, zero where there was none;
@@ -78,6 +79,12 @@ type Request struct {
 	Alive               bool
 	NodeIndex, Declared uint64
 	Waits               string // what it needs that cannot be read now; the status says so
+}
+
+// Labels is a change of a pod's own labels.
+type Labels struct {
+	Set    map[string]string
+	Remove []string
 }
 
 // Leak is a claim on a node that an identity holds without being there.
