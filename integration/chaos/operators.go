@@ -91,9 +91,9 @@ func (w *workload) relabel(ctx context.Context, rng *rand.Rand) (what string, er
 	}
 	w.mu.Unlock()
 	if !labelled {
-		return "relabel", w.c.rcctl(ctx, "node", "label", name, label)
+		return "relabel", w.c.rcctl(ctx, "label", "node", name, label)
 	}
-	if err := w.c.rcctl(ctx, "node", "label", name, rackLabel+"-"); err != nil {
+	if err := w.c.rcctl(ctx, "label", "node", name, rackLabel+"-"); err != nil {
 		return "take a label back", err
 	}
 	w.mu.Lock()
@@ -117,7 +117,7 @@ func (w *workload) open(ctx context.Context) error {
 			err = w.c.rcctl(ctx, "node", "undrain", n.Record.Name)
 		}
 		if len(ops.Value.Labels) > 0 {
-			err = errors.Join(err, w.c.rcctl(ctx, "node", "label", n.Record.Name, rackLabel+"-"))
+			err = errors.Join(err, w.c.rcctl(ctx, "label", "node", n.Record.Name, rackLabel+"-"))
 		}
 		if err != nil {
 			return err

@@ -33,9 +33,9 @@ func eachNode(e *env) {
 	e.onEach("1", "n1", "n2")
 	start(4, "ssd")
 	e.onEach("1", "n1", "n2", "n4")
-	e.rcctl("", "node", "label", "n3", "disk=ssd")
+	e.rcctl("", "label", "node", "n3", "disk=ssd")
 	e.onEach("1", "n1", "n2", "n3", "n4")
-	e.rcctl("", "node", "label", "n1", "disk=hdd")
+	e.rcctl("", "label", "node", "n1", "disk=hdd")
 	before := e.onEach("1", "n2", "n3", "n4")
 	e.mustSay([]string{"3/3"}, "rc", "list")
 

@@ -45,8 +45,8 @@ func sickMove(e *env) {
 	mover := slices.Index(e.nodesOf(id), "n1")
 	before := e.processes()
 
-	e.rcctl("", "node", "label", "n4", "pool=a")
-	e.rcctl("", "node", "label", "n1", "pool=b")
+	e.rcctl("", "label", "node", "n4", "pool=a")
+	e.rcctl("", "label", "node", "n1", "pool=b")
 	e.within(limit, func() error {
 		if p := at(mover); p.Node != "n1" || len(p.Ghosts) > 0 || len(p.Avoid) != 1 || p.Avoid[0].Node != "n4" {
 			return fmt.Errorf("main.%d is on %s with ghosts %+v, avoids %+v", mover, p.Node, p.Ghosts, p.Avoid)
@@ -80,14 +80,14 @@ func sickMove(e *env) {
 	e.applyText(e.pooled("10m"), "--wait", "--timeout", limit.String())
 	mover = slices.Index(e.nodesOf(id), "n2")
 	before = e.processes()
-	e.rcctl("", "node", "label", "n2", "pool=b")
+	e.rcctl("", "label", "node", "n2", "pool=b")
 	e.within(limit, func() error {
 		if p := at(mover); p.Node != "n4" {
 			return fmt.Errorf("main.%d is on %s", mover, p.Node)
 		}
 		return nil
 	})
-	e.rcctl("", "node", "label", "n2", "pool=a")
+	e.rcctl("", "label", "node", "n2", "pool=a")
 	e.within(limit, func() error {
 		if p := at(mover); p.Node != "n2" || len(p.Ghosts) > 0 {
 			return fmt.Errorf("main.%d is on %s with ghosts %+v", mover, p.Node, p.Ghosts)
@@ -124,7 +124,7 @@ func misplaced(e *env) {
 	e.applyText(static, "--wait", "--timeout", limit.String())
 	id := e.rcID("hello")
 	before := e.processes()
-	e.rcctl("", "node", "label", "n1", "rack=z")
+	e.rcctl("", "label", "node", "n1", "rack=z")
 	const why = `main.0 stays on n1, whose labels "rack=a" does not match: its controller is static`
 	e.within(limit, func() error { return e.explains("It has converged: 1 of 1", why) })
 	e.within(limit, func() error {
@@ -135,7 +135,7 @@ func misplaced(e *env) {
 	})
 	e.rcctl("", "rc", "status", "hello", "--watch", "--until", "Misplaced", "--timeout", limit.String())
 	e.sameProcesses(before, "while its node does not match")
-	e.rcctl("", "node", "label", "n1", "rack-")
+	e.rcctl("", "label", "node", "n1", "rack-")
 	e.within(limit, func() error {
 		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && st.Value.Is("Misplaced") {

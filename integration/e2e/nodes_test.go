@@ -271,7 +271,7 @@ func transfer(e *env) {
 	leaver := e.placements(id)["main.0"].Value.Node
 	stayer := e.placements(id)["main.1"].Value.Node
 	stayerPID := e.processes()[id+"/main.1@"+stayer]
-	e.rcctl("", "node", "label", leaver, "rack=z")
+	e.rcctl("", "label", "node", leaver, "rack=z")
 	least := e.leastAvailable(id, func() error {
 		if p := e.placements(id)["main.0"].Value; p.Node == leaver || len(p.Ghosts) > 0 {
 			return fmt.Errorf("main.0 is on %s with ghosts %+v", p.Node, p.Ghosts)

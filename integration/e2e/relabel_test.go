@@ -72,7 +72,7 @@ func (e *env) labels(acts ...string) {
 	for name, labels := range byNode {
 		all.Go(func() {
 			for _, label := range labels {
-				if _, err := e.tryRcctl("", "node", "label", name, label); err != nil {
+				if _, err := e.tryRcctl("", "label", "node", name, label); err != nil {
 					e.t.Error(err)
 				}
 			}

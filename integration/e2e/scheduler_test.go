@@ -51,7 +51,7 @@ func remoteScheduler(e *env) {
 	}
 	e.farm("f1", "", "--scheduler-url", url, "--scheduler-token-file", token)
 	e.within(limit, func() error {
-		_, err := e.tryRcctl("", "node", "label", "n1", "keep-free=yes")
+		_, err := e.tryRcctl("", "label", "node", "n1", "keep-free=yes")
 		return err
 	})
 	h := e.hello(2, nil)
@@ -106,7 +106,7 @@ func ownScheduler(e *env) {
 		e.preparer(n + 1)
 	}
 	e.within(limit, func() error {
-		_, err := e.tryRcctl("", "node", "label", "n1", "keep-free=yes")
+		_, err := e.tryRcctl("", "label", "node", "n1", "keep-free=yes")
 		return err
 	})
 	program := e.example("farm")
@@ -131,7 +131,7 @@ func ownScheduler(e *env) {
 	e.within(limit, func() error {
 		return e.explains("Its scheduler refuses nodes by a reason of its own: kept free: 1. By the farm's own rule there is room on n1.", "Look at the scheduler")
 	})
-	e.rcctl("", "node", "label", "n1", "keep-free-")
+	e.rcctl("", "label", "node", "n1", "keep-free-")
 	e.rcctl(cluster.HelloSpec(h), "apply", "-f", "-", "--wait", "--timeout", limit.String())
 	if on := e.placedNodes("hello"); !slices.Equal(on, []string{"n1", "n2", "n2"}) {
 		e.t.Errorf("hello is on %v", on)

@@ -84,7 +84,7 @@ func aclPolicies(e *env) {
 	id := e.rcID("hello")
 	e.within(limit, func() error { return e.heard("farms", "f1") })
 	e.within(limit, func() error { return errors.Join(e.heard("nodes", "n1"), e.heard("nodes", "n2")) })
-	e.rcctl("", "node", "label", "n1", "disk=ssd")
+	e.rcctl("", "label", "node", "n1", "disk=ssd")
 	e.rcctl("", "rc", "scale", "hello", "1", "--wait", "--timeout", limit.String())
 	for _, node := range []string{"n1", "n2"} { // so that both take a pod and give it up
 		e.rcctl("", "node", "drain", node, "--wait", "--timeout", limit.String())

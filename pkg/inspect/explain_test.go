@@ -153,7 +153,7 @@ func explainCases() map[string]struct {
 			add("cordoned", func(v *node.View) { v.Ops.Unschedulable = true })
 			add("full", func(v *node.View) { v.Capacity.Slots = 0 })
 		}, []string{
-			"1 replica has no node: 1 of 2", `(1 of 6) have labels that its selector "rack=a" does not match: other.`, "rcctl node label",
+			"1 replica has no node: 1 of 2", `(1 of 6) have labels that its selector "rack=a" does not match: other.`, "rcctl label node",
 			"have no living preparer: dead.", "are drained or cordoned: cordoned, drained.", "rcctl node undrain", "no slot, CPU or memory left for it: full.",
 			"have its port taken by another pod: n1.",
 		}, "there is room"},

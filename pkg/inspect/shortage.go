@@ -150,11 +150,11 @@ var advice = []struct {
 	what   string // after the names of nodes
 	next   string
 }{
-	{scheduler.Selector, "have labels that its selector %q does not match", "Change the selector, or label a node: rcctl node label NODE KEY=VALUE"},
+	{scheduler.Selector, "have labels that its selector %q does not match", "Change the selector, or label a node: rcctl label node NODE KEY=VALUE"},
 	{scheduler.NotAlive, "have no living preparer", "Start the preparer there."},
 	{scheduler.NotSynced, "have not yet said what they run, since the store was new or went back", "Wait; if it stays so, look at the preparer there."},
 	{scheduler.Drained, "are drained or cordoned", "When they are wanted again: rcctl node undrain NODE, rcctl node uncordon NODE"},
-	{scheduler.Unread, "have a record of their operators that cannot be read", "Mend or remove it, below nodeops/ in Consul; then say again what it said: rcctl node label, cordon or drain."},
+	{scheduler.Unread, "have a record of their operators that cannot be read", "Mend or remove it, below nodeops/ in Consul; then say again what it said: rcctl label node, cordon or drain."},
 	{scheduler.Relabelled, "have labels that are not those that placing counts on there", "Wait: a farm mends that within a minute."},
 	{scheduler.Avoided, "are where it is or was, or did not become available when it was moved there", "Look at them: rcctl pods; or add a node."},
 	{scheduler.Resources, "have no slot, CPU or memory left for it", "Add a node, or free room: rcctl pods --node NODE"},

@@ -219,8 +219,9 @@ func TestSelector(t *testing.T) {
 
 func TestPodLabelSet(t *testing.T) {
 	r := rc.RC{ID: "i", PodLabels: map[string]string{"a": "rc", "b": "rc", "pod_id": "mine"}}
-	got := r.PodLabelSet("web", map[string]string{"a": "manifest", "c": "manifest"})
-	want := map[string]string{"a": "rc", "b": "rc", "c": "manifest", "pod_id": "web", "replication_controller_id": "i"}
+	own := map[string]string{"b": "own", "d": "own", "pod_id": "mine"}
+	got := r.PodLabelSet("web", map[string]string{"a": "manifest", "c": "manifest"}, own)
+	want := map[string]string{"a": "rc", "b": "own", "c": "manifest", "d": "own", "pod_id": "web", "replication_controller_id": "i"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

@@ -35,7 +35,7 @@ var writers = []writer{
 	{args: "node uncordon n2", verb: "uncordon", what: "node n2: uncordon"},
 	{args: "node drain n1", verb: "drain", what: "node n1: drain"},
 	{args: "node undrain n2", verb: "undrain", what: "node n2: undrain"},
-	{args: "node label n1 a=b", verb: "label", what: "node n1: label"},
+	{args: "label node n1 a=b", verb: "label", what: "node n1: label"},
 	{args: "node sweep n1", verb: "sweep-orphan", what: "the request to stop old-main-0 on n1: it runs without a controller"},
 	{
 		args: "node sweep n1", verb: "sweep-orphan", what: "the request to stop old-main-1 on n1: it runs without a controller",

@@ -73,7 +73,7 @@ func runForget(c *cli.Context, std *stdio, s *conn, name string) error {
 		return err
 	}
 	if c.Bool("wait") {
-		return waitForgotten(c.Context, std, s, target, r.ID, limitOf(c))
+		return waitAnswered(c.Context, std, s, target, r.ID, "forgotten", limitOf(c))
 	}
 	fmt.Fprintf(std.out, "asked the owner of rc %s to forget %s on %s\nwatch: rcctl pods --rc %s\n", target.RCID, target.name, target.node, target.RCID)
 	return nil
@@ -136,12 +136,12 @@ func copiesOf(ctx context.Context, s *conn, rcID string, keep func(copyOf) bool)
 	return found, nil
 }
 
-// waitForgotten waits until a request is answered. It is refused when that was void.
-func waitForgotten(ctx context.Context, std *stdio, s *conn, target copyOf, request string, limit time.Duration) error {
+// waitAnswered waits until a request about a copy is answered; goal is what the copy is then. It is refused when the request was void.
+func waitAnswered(ctx context.Context, std *stdio, s *conn, target copyOf, request, goal string, limit time.Duration) error {
 	since := time.Now().Add(-time.Minute) // the clocks of farms may be behind
 	return waitFor(ctx, std, pending{
-		subject: "pod " + target.name, written: "the request is written", goal: "forgotten", hint: "rcctl pods --rc " + target.RCID,
-		done: fmt.Sprintf("%s on %s is forgotten", target.name, target.node),
+		subject: "pod " + target.name, written: "the request is written", goal: goal, hint: "rcctl pods --rc " + target.RCID,
+		done: fmt.Sprintf("%s on %s is %s", target.name, target.node, goal),
 	}, limit, func(ctx context.Context) (string, bool, error) {
 		open, err := s.Requests.Exists(ctx, target.RCID, request)
 		if open || err != nil {
@@ -154,7 +154,7 @@ func waitForgotten(ctx context.Context, std *stdio, s *conn, target copyOf, requ
 		for _, a := range acts {
 			for _, line := range a.Changes { // one that was carried out has none
 				if strings.HasPrefix(line, "request "+request+" ") {
-					return "", false, refusedf("pod %s: nothing was forgotten: %s", target.name, line)
+					return "", false, refusedf("pod %s: nothing was %s: %s", target.name, goal, line)
 				}
 			}
 		}

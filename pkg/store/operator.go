@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"strings"
 
@@ -106,6 +107,50 @@ func (s *Views) LockOwners(ctx context.Context) (map[string]string, error) {
 		}
 	}
 	return owners, nil
+}
+
+// Operated is one node as an operator's act finds it: what operators said about it, and what is reserved there.
+type Operated struct {
+	Ops         Rec[node.Ops]
+	Reservation Rec[node.Reservation]
+}
+
+// Operated reads, consistently, what an act on a node depends on. It returns ErrNotFound where there is neither a record of the node
+// nor of what operators said about it, or *CorruptError.
+func (s *Views) Operated(ctx context.Context, name string) (Operated, error) {
+	var o Operated
+	_, err := s.Nodes.Get(ctx, Consistent, name)
+	known := err == nil || IsCorrupt(err)
+	if !known && !errors.Is(err, ErrNotFound) {
+		return o, fmt.Errorf("read node %s: %w", name, err)
+	}
+	o.Ops, err = s.NodeOps.Get(ctx, Consistent, name)
+	switch {
+	case errors.Is(err, ErrNotFound) && !known:
+		return o, err
+	case errors.Is(err, ErrNotFound):
+		o.Ops.Value.Name = name
+	case err != nil:
+		return o, fmt.Errorf("read what operators said about node %s: %w", name, err)
+	}
+	found, bad, err := s.ReservationsOf(ctx, []string{name})
+	if err = errors.Join(err, bad[name]); err != nil {
+		return o, fmt.Errorf("read what is reserved on node %s: %w", name, err)
+	}
+	o.Reservation = found[name]
+	return o, nil
+}
+
+// ReservationAfter returns what is to be written about the node's reservation with what operators say by now; nil: nothing. A label version
+// that is missing, which stands in nobody's way, is made when the labels change.
+func (o *Operated) ReservationAfter(ops node.Ops) *Rec[node.Reservation] {
+	next := o.Reservation
+	next.Value = next.Value.AsOperatorsSay(ops)
+	relabelled := !maps.Equal(o.Ops.Value.Labels, ops.Labels)
+	if !relabelled && o.Reservation.Value.Agrees(next.Value.Ineligible, next.Value.Labels) {
+		return nil
+	}
+	return &next
 }
 
 // NodeChange is one operator act on one node.

@@ -2,7 +2,7 @@
 // an outside scheduler, and does all that a farm does. This scheduler leaves out the nodes that operators have labelled keep-free:
 //
 //	go run ./docs/examples/farm --id farm-1 --data-dir /var/lib/rcfarm/farm
-//	rcctl node label n3 keep-free=yes
+//	rcctl label node n3 keep-free=yes
 package main
 
 import (

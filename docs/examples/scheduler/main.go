@@ -3,7 +3,7 @@
 //
 //	go run ./docs/examples/scheduler -listen 127.0.0.1:7470
 //	rcctl dev --scheduler-url http://127.0.0.1:7470
-//	rcctl node label n3 keep-free=yes
+//	rcctl label node n3 keep-free=yes
 package main
 
 import (

@@ -58,7 +58,7 @@ func (p *planner) noRoom(end Room, pods int, format string, args ...any) error {
 	if n := end.Reasons[scheduler.Selector]; n > 0 && n == len(p.State.Nodes) {
 		refused.Reason = fmt.Sprintf("no-room: the node_selector %q matches none of %s",
 			p.spec.NodeSelector, field.Count(n, "node"))
-		refused.Do = "no strategy helps: change it, or label nodes: rcctl node label NODE KEY=VALUE"
+		refused.Do = "no strategy helps: change it, or label nodes: rcctl label node NODE KEY=VALUE"
 		return refused
 	}
 	refused.Do = "no strategy helps: add nodes, or free some of what is taken: rcctl place --explain -f FILE shows it"

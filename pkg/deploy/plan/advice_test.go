@@ -89,7 +89,7 @@ func TestRefusalsSayWhatHelps(t *testing.T) {
 		{
 			"no node matches", func(c *cluster) *plan.State { return c.full(3, 3) },
 			[]string{selector},
-			`service web: no-room: the node_selector "zone=x" matches none of 3 nodes; no strategy helps: change it, or label nodes: rcctl node label NODE KEY=VALUE`,
+			`service web: no-room: the node_selector "zone=x" matches none of 3 nodes; no strategy helps: change it, or label nodes: rcctl label node NODE KEY=VALUE`,
 		},
 		{"no node matches, stop first", func(c *cluster) *plan.State { return c.full(3, 3) }, []string{selector, `update.order="stop-first"`}, "matches none of 3 nodes; no strategy"},
 		{"no node matches, in place", func(c *cluster) *plan.State { return c.full(3, 3) }, []string{selector, `update.strategy="in-place"`}, "matches none of 3 nodes; no strategy"},
