@@ -142,6 +142,25 @@ func podLabels(e *env) {
 	e.rcctl(labelled("tier: web"), deploy...)
 	have("tier=web,!team", 2)
 	e.sameProcesses(before, "labelled anew")
+
+	// The label of one pod, which its owner writes.
+	e.rcctl("", "label", "pod", "web-main-0", "debug=yes", "tier=own", "--wait", "--timeout", limit.String())
+	have("debug=yes,tier=own", 1)
+	have("tier=web,!debug", 1)
+	e.rcctl("", "label", "pod", "web-main-0", "tier-")
+	have("debug=yes,tier=web", 1)
+	e.rcctl(labelled("tier: web, team: c"), deploy...)
+	have("team=c", 2)
+	have("debug=yes,team=c", 1)
+	e.rcctl("", "label", "pod", "web-main-0", "debug-")
+	have("team=c,!debug", 2)
+	if out := e.rcctl("", "label", "pod", "web-main-0", "debug-"); !strings.Contains(out, "unchanged; nothing was written") {
+		e.t.Errorf("a label that is not there is removed: %s", out)
+	}
+	e.sameProcesses(before, "each with a label of its own")
+	if out, err := e.tryRcctl("", "label", "rc", "web-r1", "x=y"); err == nil || !strings.Contains(err.Error()+out, "change labels in the service's document") {
+		e.t.Errorf("a revision is labelled: %v\n%s", err, out)
+	}
 }
 
 // deployWaits: a change of counts alone is waited for, and shown. It ends after --timeout with exit code 5 where there is

@@ -43,6 +43,22 @@ func relabel(e *env) {
 	e.placedWhereLabelsMatched(id)
 	letGo()
 
+	// Pods and the controller get labels by the same command; the label of a pod is its own.
+	running := e.processes()
+	e.rcctl("", "label", "pod", "hello-main-0", "debug=yes", "--wait", "--timeout", limit.String())
+	e.rcctl("", "label", "rc", "hello", "team=a")
+	if out := e.rcctl("", "pods", "-l", "debug=yes", "-o", "json"); strings.Count(out, `"pod_id"`) == 0 || strings.Contains(out, `"hello-main-1"`) || !strings.Contains(out, `"hello-main-0"`) {
+		e.t.Errorf("with the label debug there are %s", out)
+	}
+	if out := e.rcctl("", "label", "pod", "hello-main-0", "-o", "json"); !strings.Contains(out, `"debug": "yes"`) {
+		e.t.Errorf("the labels of hello-main-0 are %s", out)
+	}
+	e.rcctl("", "label", "pod", "hello-main-0", "debug-", "--wait", "--timeout", limit.String())
+	if out := e.rcctl("", "pods", "-l", "debug"); !strings.Contains(out, "no pods") {
+		e.t.Errorf("the label stays: %s", out)
+	}
+	e.sameProcesses(running, "a pod was labelled")
+
 	e.labels("n1 pool=a", "n2 pool=a")
 	burst := make(chan error, 1)
 	go func() {

@@ -22,6 +22,9 @@ func (p *Placement) AppendJSON(b []byte) []byte {
 	b = field.AppendText(append(b, `,"node":`...), p.Node)
 	b = field.AppendText(append(b, `,"pod_id":`...), p.PodID)
 	b = field.AppendMap(append(b, `,"labels":`...), p.Labels, field.AppendText)
+	if len(p.OwnLabels) > 0 {
+		b = field.AppendMap(append(b, `,"own_labels":`...), p.OwnLabels, field.AppendText)
+	}
 	b = field.AppendText(append(b, `,"digest":`...), p.Digest)
 	b = appendPorts(b, p.Ports)
 	b = field.AppendText(append(b, `,"run_state":`...), string(p.RunState))

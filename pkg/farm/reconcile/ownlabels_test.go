@@ -43,13 +43,21 @@ func TestOwnLabels(t *testing.T) {
 		"one goes":         {change: func(s *reconcile.Snapshot) { s.Requests = []reconcile.Request{labels("r", "n0", nil, "x")}; has(s, x) }, all: with(nil)},
 		"there is none":    {change: func(s *reconcile.Snapshot) { s.Requests = []reconcile.Request{labels("r", "n0", nil, "x")} }, unchanged: true},
 		"elsewhere by now": {change: func(s *reconcile.Snapshot) { s.Requests = []reconcile.Request{labels("r", "n7", x)} }, void: "not there any more"},
-		"gone":             {change: func(s *reconcile.Snapshot) { s.Requests = []reconcile.Request{labels("r", "n0", x)}; s.Pods = s.Pods[1:] }, void: "not there any more"},
-		"stops":            {change: func(s *reconcile.Snapshot) { s.Requests = []reconcile.Request{labels("r", "n0", x)}; stopAt(&s.Pods[0], s) }, void: "the pod stops"},
+		"gone": {change: func(s *reconcile.Snapshot) {
+			s.Requests = []reconcile.Request{labels("r", "n0", x)}
+			s.Pods = s.Pods[1:]
+		}, void: "not there any more"},
+		"stops": {change: func(s *reconcile.Snapshot) {
+			s.Requests = []reconcile.Request{labels("r", "n0", x)}
+			stopAt(&s.Pods[0], s)
+		}, void: "the pod stops"},
 		"deleted": {change: func(s *reconcile.Snapshot) {
 			s.Requests, s.RC.DeletedAt = []reconcile.Request{labels("r", "n0", x)}, &s.Now
 		}, void: "its controller is deleted"},
 		"too many": {change: func(s *reconcile.Snapshot) { s.Requests = []reconcile.Request{labels("r", "n0", x)}; has(s, many) }, void: "65 labels of its own; allowed: at most 64"},
-		"holding":  {change: func(s *reconcile.Snapshot) { s.Requests, s.Hold = []reconcile.Request{labels("r", "n0", x)}, "n3 has not spoken" }, waits: true},
+		"holding": {change: func(s *reconcile.Snapshot) {
+			s.Requests, s.Hold = []reconcile.Request{labels("r", "n0", x)}, "n3 has not spoken"
+		}, waits: true},
 		"hides the controller's": {change: func(s *reconcile.Snapshot) {
 			s.Requests, s.RC.PodLabels = []reconcile.Request{labels("r", "n0", map[string]string{"team": "own"})}, map[string]string{"team": "rc"}
 		}, own: map[string]string{"team": "own"}, all: with(map[string]string{"team": "own"})},
