@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
 // Counters that nodes have written never make a negative number of drops, whatever they say.
@@ -124,5 +126,34 @@ func numberIn(typ reflect.Type, seen map[reflect.Type]bool) string {
 		return typ.Kind().String()
 	default:
 		return ""
+	}
+}
+
+// A request to label a pod says which, and what; each within bounds.
+func TestCheckOfARequestToLabel(t *testing.T) {
+	t.Parallel()
+	many := map[string]string{}
+	for i := range 100_000 {
+		many[fmt.Sprint("k", i)] = "v"
+	}
+	for name, tt := range map[string]struct {
+		change func(*Request)
+		want   string // empty: it is good
+	}{
+		"sets":        {func(*Request) {}, ""},
+		"removes":     {func(r *Request) { r.Labels, r.Remove = nil, []string{"x"} }, ""},
+		"no pod":      {func(r *Request) { r.Pod = pod.Identity{} }, "pod: missing"},
+		"nothing":     {func(r *Request) { r.Labels = nil }, "labels: missing"},
+		"too many":    {func(r *Request) { r.Labels = many }, "labels: 100000 entries is not valid; allowed: 0 to 64 entries"},
+		"no label":    {func(r *Request) { r.Labels["y"] = "a\nb" }, "labels.y:"},
+		"no key":      {func(r *Request) { r.Remove = []string{"a b"} }, "remove.a b:"},
+		"rcfarm's":    {func(r *Request) { r.Labels[pod.RCIDLabel] = "other" }, "labels.replication_controller_id:"},
+		"another pod": {func(r *Request) { r.Pod.RCID = "other" }, "pod:"},
+	} {
+		r := Request{ID: "u", RCID: "rc", Kind: LabelPod, Node: "n", Pod: pod.Identity{RCID: "rc", Role: "main"}, Labels: map[string]string{"x": "1"}}
+		tt.change(&r)
+		if err := r.Check(); tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
 	}
 }
