@@ -57,9 +57,10 @@ func (o Object) String() string {
 // Found is what labels an object has.
 type Found struct {
 	Labels map[string]string // all of them, as selectors see them; never nil
-	// Set are those of Labels that people have set by this package or rcctl label, and may remove; never nil. Of a pod, changes
-	// count that its owner has not made yet, although Labels do not have them.
+	// Set are those of Labels that people have set, by this package or rcctl label, and may remove; never nil.
 	Set map[string]string
+	// Waiting says what the owner of a pod was asked to change and has not changed yet, as Change.Lines do.
+	Waiting []string
 }
 
 // Change is what a call has changed.
@@ -110,7 +111,10 @@ func (a *Applicator) GetLabels(ctx context.Context, of Object) (Found, error) {
 	if err != nil {
 		return Found{}, err
 	}
-	return Found{Labels: at.all, Set: at.set}, nil
+	if at.now == nil {
+		at.now = at.set
+	}
+	return Found{Labels: at.all, Set: at.now, Waiting: differences(at.now, at.set)}, nil
 }
 
 // SetLabels sets 1 to MaxLabels labels of an object in one transaction; other labels stay. Keys and values are labels in Kubernetes' syntax.
@@ -190,6 +194,7 @@ func Check(kind Kind, set map[string]string, remove []string) error {
 // object is one object as it was read, and how a change of the labels that people set is written.
 type object struct {
 	all, set map[string]string
+	now      map[string]string // of a pod: those that are set now, where requests that wait make them set
 	write    func(ctx context.Context, next map[string]string, lines []string) (Change, error)
 	mend     bool // writes even where no label is different
 }
@@ -360,7 +365,7 @@ func (a *Applicator) readPod(ctx context.Context, of Object, set map[string]stri
 		}
 	}
 	return object{
-		all: OfPod(p.RCID, p.PodID, p.Labels), set: field.Merge(own),
+		all: OfPod(p.RCID, p.PodID, p.Labels), set: field.Merge(own), now: field.Merge(p.OwnLabels),
 		write: func(ctx context.Context, _ map[string]string, lines []string) (Change, error) {
 			if p.RunState != pod.Running {
 				return Change{}, refusedf("%s stops; it cannot be labelled", of)

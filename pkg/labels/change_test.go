@@ -1,6 +1,7 @@
 package labels_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -60,16 +61,17 @@ func TestChangeLabels(t *testing.T) {
 		set      map[string]string
 		remove   []string
 		lines    string // of the change
-		all, own string // what there is then, of a pod what there will be
+		all, own string // what there is then
+		waiting  string
 	}{
-		{labels.NodeObject("n1"), map[string]string{"rack": "r9", "x": "1"}, nil, "labels.rack: none -> r9; labels.x: none -> 1", "map[disk:ssd rack:r9 x:1]", "map[rack:r9 x:1]"},
-		{labels.NodeObject("n1"), map[string]string{"rack": "r9"}, []string{"disk"}, "", "map[disk:ssd rack:r9 x:1]", "map[rack:r9 x:1]"},
-		{labels.NodeObject("n1"), map[string]string{"x": "2"}, []string{"rack"}, "labels.rack: r9 -> none; labels.x: 1 -> 2", "map[disk:ssd rack:r1 x:2]", "map[x:2]"},
-		{labels.RCObject("a"), map[string]string{"team": "a"}, nil, "labels.team: none -> a", "map[team:a tier:front]", "map[team:a tier:front]"},
-		{labels.RCObject("a"), nil, []string{"team", "tier", "none"}, "labels.team: a -> none; labels.tier: front -> none", "map[]", "map[]"},
-		{labels.PodObject(web), map[string]string{"x": "1"}, nil, "labels.x: none -> 1", "map[app:web pod_id:web replication_controller_id:a tier:front]", "map[x:1]"},
-		{labels.PodObject(web), map[string]string{"x": "1"}, []string{"app"}, "", "map[app:web pod_id:web replication_controller_id:a tier:front]", "map[x:1]"},
-		{labels.PodObject(web), nil, []string{"x"}, "labels.x: 1 -> none", "map[app:web pod_id:web replication_controller_id:a tier:front]", "map[]"},
+		{labels.NodeObject("n1"), map[string]string{"rack": "r9", "x": "1"}, nil, "labels.rack: none -> r9; labels.x: none -> 1", "map[disk:ssd rack:r9 x:1]", "map[rack:r9 x:1]", ""},
+		{labels.NodeObject("n1"), map[string]string{"rack": "r9"}, []string{"disk"}, "", "map[disk:ssd rack:r9 x:1]", "map[rack:r9 x:1]", ""},
+		{labels.NodeObject("n1"), map[string]string{"x": "2"}, []string{"rack"}, "labels.rack: r9 -> none; labels.x: 1 -> 2", "map[disk:ssd rack:r1 x:2]", "map[x:2]", ""},
+		{labels.RCObject("a"), map[string]string{"team": "a"}, nil, "labels.team: none -> a", "map[team:a tier:front]", "map[team:a tier:front]", ""},
+		{labels.RCObject("a"), nil, []string{"team", "tier", "none"}, "labels.team: a -> none; labels.tier: front -> none", "map[]", "map[]", ""},
+		{labels.PodObject(web), map[string]string{"x": "1"}, nil, "labels.x: none -> 1", "map[app:web pod_id:web replication_controller_id:a tier:front]", "map[]", "[labels.x: none -> 1]"},
+		{labels.PodObject(web), map[string]string{"x": "1"}, []string{"app"}, "", "map[app:web pod_id:web replication_controller_id:a tier:front]", "map[]", "[labels.x: none -> 1]"},
+		{labels.PodObject(web), nil, []string{"x"}, "labels.x: 1 -> none", "map[app:web pod_id:web replication_controller_id:a tier:front]", "map[]", ""},
 	} {
 		before := len(acts(t, records.Store))
 		done, err := a.ChangeLabels(t.Context(), tt.of, tt.set, tt.remove)
@@ -77,8 +79,8 @@ func TestChangeLabels(t *testing.T) {
 			t.Errorf("%s: %q, %v; want %q", tt.of, got, err, tt.lines)
 		}
 		found, err := a.GetLabels(t.Context(), tt.of)
-		if err != nil || fmt.Sprint(found.Labels) != tt.all || fmt.Sprint(found.Set) != tt.own {
-			t.Errorf("%s has %v, set are %v, %v; want %s and %s", tt.of, found.Labels, found.Set, err, tt.all, tt.own)
+		if err != nil || fmt.Sprint(found.Labels) != tt.all || fmt.Sprint(found.Set) != tt.own || fmt.Sprint(found.Waiting) != cmp.Or(tt.waiting, "[]") {
+			t.Errorf("%s has %+v, %v; want %s, %s and %s", tt.of, found, err, tt.all, tt.own, tt.waiting)
 		}
 		said := acts(t, records.Store)[before:]
 		if written := tt.lines != ""; len(said) != map[bool]int{true: 1}[written] || written && !strings.HasPrefix(said[0], "label ") {
@@ -198,8 +200,8 @@ func TestManyLabelAtOnce(t *testing.T) {
 		}
 		all.Wait()
 		found, err := a.GetLabels(t.Context(), of)
-		if err != nil || len(found.Set) != people {
-			t.Errorf("%s: %v, %v", of, found.Set, err)
+		if err != nil || len(found.Set)+len(found.Waiting) != people {
+			t.Errorf("%s: %+v, %v", of, found, err)
 		}
 	}
 	if said := acts(t, records.Store); len(said) != 2*people {

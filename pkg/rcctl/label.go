@@ -14,6 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/labels"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
@@ -222,7 +223,9 @@ type labelView struct {
 	Node   string            `json:"node,omitempty"` // where a pod is placed
 	RCID   string            `json:"rc_id,omitempty"`
 	Labels map[string]string `json:"labels"` // all
-	Set    map[string]string `json:"set"`    // those that people have set; of a pod also those that its owner is still to write
+	Set    map[string]string `json:"set"`    // those that operators have set
+	// Waiting is what the owner of a pod is still to change, a line for each label.
+	Waiting []string `json:"waiting,omitempty"`
 }
 
 func showLabels(c *cli.Context, std *stdio, s *conn, t labelled) error {
@@ -230,37 +233,41 @@ func showLabels(c *cli.Context, std *stdio, s *conn, t labelled) error {
 	if err != nil {
 		return t.asError(err)
 	}
-	v := labelView{Kind: t.of.Kind, Name: t.name, Node: t.of.Node, RCID: t.of.Pod.RCID, Labels: found.Labels, Set: found.Set}
+	v := labelView{Kind: t.of.Kind, Name: t.name, Node: t.of.Node, RCID: t.of.Pod.RCID, Labels: found.Labels, Set: found.Set, Waiting: found.Waiting}
 	if t.of.Kind == labels.KindRC {
 		v.RCID = t.of.Name
 	}
 	return std.print(c, v, nil, func(w io.Writer) error {
 		tb := table{header: []string{"KEY", "VALUE", "FROM"}, paint: -1}
-		for _, key := range slices.Sorted(maps.Keys(field.Merge(v.Labels, v.Set))) {
-			tb.rows = append(tb.rows, v.row(key))
+		for _, key := range slices.Sorted(maps.Keys(v.Labels)) {
+			tb.rows = append(tb.rows, []string{key, v.Labels[key], v.from(key)})
 		}
 		if len(tb.rows) == 0 {
 			_, err := fmt.Fprintf(w, "%s %s has no labels\n", v.Kind, v.Name)
 			return err
 		}
-		return tb.write(w, coloured(w))
+		if err := tb.write(w, coloured(w)); err != nil || len(v.Waiting) == 0 {
+			return err
+		}
+		fmt.Fprintln(w, "asked of the owner, and not written yet:")
+		printLines(w, v.Waiting)
+		return nil
 	})
 }
 
-// row says which value a label has, and where it comes from.
-func (v *labelView) row(key string) []string {
-	value, has := v.Labels[key]
-	set, isSet := v.Set[key]
+// from says where a label comes from.
+func (v *labelView) from(key string) string {
+	_, isSet := v.Set[key]
 	switch {
-	case isSet && (!has || set != value):
-		return []string{key, set, "operators, not written yet"}
-	case isSet && v.Kind == labels.KindRC:
-		return []string{key, value, "rc"}
+	case v.Kind == labels.KindRC:
+		return "rc"
 	case isSet:
-		return []string{key, value, "operators"}
-	case v.Kind == labels.KindPod:
-		return []string{key, value, "rc or manifest"}
+		return "operators"
+	case v.Kind == labels.KindNode:
+		return "preparer"
+	case pod.IsReserved(key):
+		return "rcfarm"
 	default:
-		return []string{key, value, "preparer"}
+		return "rc or manifest"
 	}
 }
