@@ -103,6 +103,7 @@ var scenarios = map[string]func(*env){
 	"pod-labels":            podLabels,
 	"deploy-waits":          deployWaits,
 	"plan-nodes":            planNodes,
+	"sequences":             sequences,
 	"drain-volume":          drainVolume,
 	"relabel":               relabel,
 	"crash-loop":            crashLoop,

@@ -1,0 +1,298 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rcfarm/rcfarm/integration/simnode"
+	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/deploy"
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// How long the random sequences are. Each operation of one service is followed by one of every other.
+const (
+	sequenceServices = 4
+	sequenceLength   = 14
+)
+
+// sequence is one service and what people do to it, at random.
+type sequence struct {
+	e       *env
+	rnd     *rand.Rand
+	name    string
+	version int
+	want    int            // replicas that were asked for last
+	labels  string         // value of a label of its pods
+	paused  bool           // by an operator
+	did     []string       // since it was at rest
+	before  map[string]set // pods at rest, by the name of their controller
+	said    map[string]int // pods that plans said stop since, by the name of their controller
+}
+
+type set map[string]bool
+
+// sequences: whatever sequence of deploys, scales, changed labels, rollbacks and pauses services go through, some of
+// them with a version that never becomes available and some in mid-course: once all is at rest, what runs is the document
+// in effect with the replicas that were asked for last, a second plan is empty, and no controller has lost more pods than
+// the plans said.
+func sequences(e *env) {
+	e.startConsul("")
+	e.farm("f1", "")
+	sick := &digests{}
+	for n := range 6 {
+		e.simulated(fmt.Sprintf("s%d", n), sick)
+	}
+	bystander := e.writeRC("bystander", 100, func(*rc.RC) {}) // or the stops of these few services would trip the mass-stop breaker
+	e.within(limit, func() error { return e.availableAll(bystander, 100) })
+	seed := time.Now().UnixNano()
+	e.t.Logf("seed %d", seed)
+	all := make([]*sequence, sequenceServices)
+	for i := range all {
+		all[i] = &sequence{e: e, rnd: rand.New(rand.NewSource(seed + int64(i))), name: fmt.Sprintf("web-%c", 'a'+i), want: 3, said: map[string]int{}}
+		all[i].deploy(sick, false)
+	}
+	for range sequenceLength {
+		for _, s := range all {
+			if s.rnd.Intn(3) > 0 || s.busy() > 3 {
+				s.rest()
+			}
+		}
+		for _, s := range all {
+			s.operate(sick)
+		}
+	}
+	for _, s := range all {
+		s.rest()
+	}
+}
+
+// digests are those of manifests whose pods never become available.
+type digests struct {
+	mu  sync.Mutex
+	all set
+}
+
+func (d *digests) add(digest string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.all == nil {
+		d.all = set{}
+	}
+	d.all[digest] = true
+}
+
+func (d *digests) has(digest string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.all[digest]
+}
+
+// simulated runs a node whose pods of sick manifests run, and are never available.
+func (e *env) simulated(name string, sick *digests) {
+	e.t.Helper()
+	client, err := consul.New(consul.Config{Address: e.consul.Addr, CallTimeout: limit})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	n := &simnode.Node{
+		Record: node.Node{Name: name, Capacity: node.Capacity{Slots: 100}}, Client: client, Store: store.New(client, e.store.Keys()), TTL: time.Minute,
+		React: func(in pod.Intent) pod.Reality {
+			r := simnode.Obey(in)
+			if r.Available && sick.has(in.Digest) {
+				r.State, r.Available = pod.StateRunning, false
+			}
+			return r
+		},
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	e.t.Cleanup(func() {
+		cancel()
+		<-done
+		client.Close()
+	})
+}
+
+// busy returns how many operations there were since the service was at rest.
+func (s *sequence) busy() int { return len(s.did) }
+
+// operate does one thing.
+func (s *sequence) operate(sick *digests) {
+	switch k := s.rnd.Intn(12); {
+	case s.paused:
+		s.rcctl(nil, "rollout", "resume", s.name)
+		s.paused = false
+	case k < 4:
+		s.want = 1 + s.rnd.Intn(5)
+		s.deploy(sick, false)
+	case k < 5:
+		s.deploy(sick, true)
+	case k < 6:
+		s.labels = strconv.Itoa(s.rnd.Intn(3))
+		s.deploy(sick, false)
+	case k < 9:
+		n := 1 + s.rnd.Intn(5)
+		if s.rcctl(nil, "scale", s.name, strconv.Itoa(n), "--yes", "--detach") {
+			s.want = n
+		}
+	case k < 11:
+		s.rcctl(nil, "rollback", s.name, "--yes", "--detach")
+	default:
+		s.paused = s.rcctl(nil, "rollout", "pause", s.name)
+	}
+}
+
+// deploy deploys a new version in most cases, and the one before with other numbers or labels in the others.
+func (s *sequence) deploy(sick *digests, isSick bool) {
+	s.e.t.Helper()
+	if isSick || s.version == 0 || s.rnd.Intn(2) == 0 {
+		s.version++
+	}
+	doc := map[string]any{
+		"name": s.name, "replicas": s.want, "pod_labels": map[string]string{"of": s.labels},
+		"update": map[string]any{"stage_timeout": "2s", "on_timeout": "rollback"},
+		"pod": map[string]any{"version": 1, "id": s.name, "min_ready": "0s", "launchables": []any{map[string]any{
+			"name": "main", "artifact": map[string]string{"kind": "tar", "url": "https://files.example/main.tar.gz", "sha256": strings.Repeat("0", 64)},
+			"env": map[string]string{"VERSION": strconv.Itoa(s.version), "SICK": strconv.FormatBool(isSick)},
+		}}},
+	}
+	data, err := json.Marshal(doc)
+	if err != nil {
+		s.e.t.Fatal(err)
+	}
+	spec, err := record.Decode(data)
+	if err != nil {
+		s.e.t.Fatal(err)
+	}
+	canonical, err := spec.Pod.Canonical()
+	if err != nil {
+		s.e.t.Fatal(err)
+	}
+	if isSick {
+		sick.add(manifest.Digest(canonical))
+	}
+	s.rcctl(data, "deploy", "-f", "-", "--yes", "--detach")
+}
+
+var stopsOf = regexp.MustCompile(`- +stop (\d+) pods? of (\S+)`)
+
+// rcctl runs a command, and notes which pods it says will stop. It returns whether the command was carried out: one may be
+// refused for the state that the service is in.
+func (s *sequence) rcctl(stdin []byte, args ...string) bool {
+	s.e.t.Helper()
+	out, err := s.e.tryRcctl(string(stdin), args...)
+	s.did = append(s.did, fmt.Sprintf("%s: %v\n%s%s", strings.Join(args, " "), err, stdin, out))
+	if err != nil {
+		if !strings.Contains(err.Error(), "exit status 4") && !strings.Contains(err.Error(), "exit status 3") {
+			s.fail("%v", err)
+		}
+		return false
+	}
+	for _, m := range stopsOf.FindAllStringSubmatch(out, -1) {
+		n, _ := strconv.Atoi(m[1])
+		s.said[m[2]] += n
+	}
+	return true
+}
+
+// fail ends the scenario with what was done since the service was at rest.
+func (s *sequence) fail(format string, args ...any) {
+	s.e.t.Helper()
+	s.e.t.Fatalf("service %s: %s; since it was at rest:\n%s", s.name, fmt.Sprintf(format, args...), strings.Join(s.did, "\n"))
+}
+
+// rest waits until nothing is under way, and judges what is there then.
+func (s *sequence) rest() {
+	s.e.t.Helper()
+	if s.paused {
+		s.rcctl(nil, "rollout", "resume", s.name)
+		s.paused = false
+	}
+	var svc *record.Service
+	s.e.within(limit, func() (err error) {
+		if svc, err = s.settled(); err != nil {
+			err = fmt.Errorf("service %s does not come to rest: %w; since it was:\n%s", s.name, err, strings.Join(s.did, "\n"))
+		}
+		return err
+	})
+	effect := svc.InEffect()
+	if got := effect.Spec.Total(); got != s.want {
+		s.fail("the document in effect asks for %d pods, and %d were asked for last", got, s.want)
+	}
+	digest := svc.Controller(effect.RC).RC.ManifestDigest
+	canonical, err := effect.Spec.Pod.Canonical()
+	if err != nil || manifest.Digest(canonical) != digest {
+		s.fail("the document in effect is of another manifest than its controller: %v", err)
+	}
+	after := map[string]set{}
+	for i := range svc.Controllers {
+		r := &svc.Controllers[i].RC
+		pods := s.e.placements(r.ID)
+		after[r.Name] = set{}
+		for id, p := range pods {
+			after[r.Name][id] = true
+			if p.Value.Digest != digest || p.Value.Labels["of"] != effect.Spec.PodLabels["of"] {
+				s.fail("%s of %s runs %.12s with the label %q, and the document in effect says %.12s and %q", id, r.Name, p.Value.Digest, p.Value.Labels["of"], digest, effect.Spec.PodLabels["of"])
+			}
+		}
+		if r.ID == effect.RC && len(pods) != s.want || r.ID != effect.RC && len(pods) > 0 {
+			s.fail("%s has %d pods, and %s is in effect with %d", r.Name, len(pods), effect.RC, s.want)
+		}
+	}
+	for name, pods := range s.before {
+		lost := 0
+		for id := range pods {
+			if !after[name][id] {
+				lost++
+			}
+		}
+		if lost > s.said[name] {
+			s.fail("%s has lost %d pods, and the plans said %d", name, lost, s.said[name])
+		}
+	}
+	client := &deploy.Client{Store: s.e.store, Who: "scenario"}
+	state, _, err := deploy.State(s.e.t.Context(), s.e.store)
+	if err != nil {
+		s.e.t.Fatal(err)
+	}
+	p, err := plan.NewDeployment(client, effect.Spec, &plan.RollingStrategy{State: state}).Plan(s.e.t.Context())
+	if err != nil || !p.Empty() {
+		s.fail("a second plan of the document in effect is not empty: %v, %v", err, p.Lines())
+	}
+	s.before, s.said, s.did = after, map[string]int{}, nil
+}
+
+// settled returns the service once no rollout is under way and each controller's owner has nothing to do.
+func (s *sequence) settled() (*record.Service, error) {
+	ctx := s.e.t.Context()
+	svc, err := s.e.store.Deployments.Service(ctx, s.name)
+	if err != nil {
+		return nil, err
+	}
+	if svc.Rollout != nil {
+		return nil, fmt.Errorf("rollout %s is %s: %s", svc.Rollout.ID, svc.Rollout.State, svc.Rollout.Reason)
+	}
+	for i := range svc.Controllers {
+		c := &svc.Controllers[i]
+		st := c.Status
+		if st == nil || st.ObservedGeneration != c.RC.Generation || st.Stopping > 0 || st.Placed != c.RC.Desired() || st.Available != c.RC.Desired() {
+			return nil, fmt.Errorf("%s asks for %d pods: %+v", c.RC.Name, c.RC.Desired(), st)
+		}
+	}
+	return svc, nil
+}
