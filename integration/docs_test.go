@@ -60,7 +60,7 @@ func TestKeysAreDocumented(t *testing.T) {
 	for _, key := range []string{
 		keys.Manifests.Key("d"), keys.RCs.Key("rc"), keys.Names.Key("n"), keys.Bells.Key("rc"), keys.Locks.Key("rc"), keys.Pods.Key(id.String()), keys.Intents.Key("n", id.String()),
 		keys.Realities.Key("n", id.String()), keys.Nodes.Key("n"), keys.NodeOps.Key("n"), keys.Reservations.Key("n"), keys.Farms.Key("f"), keys.Statuses.Key("rc"),
-		keys.Breaker.Key(), keys.Incidents.Key(), keys.Gone.Key(), keys.Audits.Key("a"), keys.Schema.Key(), keys.Gate.Key(), keys.Requests.Key("rc", "u"), keys.Drops.Key("rc"), keys.OrphanPages.Below("n"), keys.Synced.Key(), keys.Heard.Key(), keys.Rollouts.Key("web"), keys.Deployed.Key("web"),
+		keys.Breaker.Key(), keys.Incidents.Key(), keys.Gone.Key(), keys.Audits.Key("a"), keys.Schema.Key(), keys.Gate.Key(), keys.Settings.Key(), keys.Requests.Key("rc", "u"), keys.Drops.Key("rc"), keys.OrphanPages.Below("n"), keys.Synced.Key(), keys.Heard.Key(), keys.Rollouts.Key("web"), keys.Deployed.Key("web"),
 		election.KeyPrefix("x/"),
 	} {
 		top, _, _ := strings.Cut(strings.TrimPrefix(key, "x/"), "/")

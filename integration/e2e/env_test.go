@@ -115,6 +115,7 @@ var scenarios = map[string]func(*env){
 	"restore-rollout":       restoreRollout,
 	"stale-plan":            stalePlan,
 	"saved-plan":            savedPlan,
+	"domain":                domain,
 	"rollout":               rollOut,
 	"rollback":              rollBack,
 	"rollback-keeps-counts": rollbackKeepsCounts,

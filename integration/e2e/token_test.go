@@ -175,7 +175,7 @@ func (e *env) refusedAll(agent string, tokens map[string]string) {
 	writes := []string{
 		keys.Intents.Below("n1") + "rc/main.0", keys.Intents.Below("n2"), keys.Realities.Below("n2") + "rc/main.0", keys.Realities.Below("n10") + "rc/main.0", keys.OrphanPages.Key("n2", strconv.Itoa(0)),
 		keys.Nodes.Key("n2"), keys.HeardNodes.Key("n2"), keys.HeardFarms.Key("f1"), keys.RCs.Key("rc"), keys.Names.Key("hello"), keys.Locks.Key("rc"), keys.Pods.Below("rc") + "main.0", keys.Reservations.Key("n2"), keys.Reservations.Key("n10"),
-		keys.NodeOps.Key("n1"), keys.Requests.Below("rc") + "x", keys.Farms.Key("f1"), keys.Statuses.Key("rc"), keys.Breaker.Key(), keys.Schema.Key(), keys.Synced.Key(), keys.Manifests.Key("d"), keys.Audits.Key("a"),
+		keys.NodeOps.Key("n1"), keys.Requests.Below("rc") + "x", keys.Farms.Key("f1"), keys.Statuses.Key("rc"), keys.Breaker.Key(), keys.Schema.Key(), keys.Settings.Key(), keys.Synced.Key(), keys.Manifests.Key("d"), keys.Audits.Key("a"),
 	}
 	for _, key := range writes {
 		e.refusedTo(tokens["n1"], http.MethodPut, "/v1/kv/"+key, "x")

@@ -27,6 +27,7 @@ type Table []Feature
 // Known are the features of this program.
 var Known = Table{
 	{Name: "all-ended", Since: "0.2.0", What: "nodes say that all processes of a failed pod have ended for good"},
+	{Name: "domain", Since: "0.2.0", What: "the domain of host names as a setting of the cluster"},
 	{Name: "each-node", Since: "0.2.0", What: "mode: a controller with a pod on each node"},
 	{Name: "forget-nodes", Since: "0.2.0", What: "--forget-node-after: the leader removes nodes that are gone"},
 	{Name: "group-manifests", Since: "0.2.0", What: "environment, command and resources of a replica group"},

@@ -45,6 +45,7 @@ var writers = []writer{
 	{args: "node forget n1 --force", verb: "forget-node", what: "node n1: the requests to forget 38 pods more", was: "node n1: the requests to forget 62 pods"},
 	{args: "pod forget lost-main-0", verb: "forget-pod", what: "the request to forget lost-main-0 on n1"},
 	{args: "farm resume", verb: "resume", what: "the reset of the breaker"},
+	{args: "domain set a.example", verb: "set-domain", what: "the domain of the cluster"},
 	{args: "farm release-hold n3", verb: "release-hold", what: "node n3: release-hold"},
 }
 
@@ -64,6 +65,7 @@ func aCluster(t *testing.T) (s *conn, prefix string) {
 	putRecord(t, s, k.Nodes.Key("n2"), `{"name":"n2"}`)
 	putRecord(t, s, k.NodeOps.Key("n2"), `{"name":"n2","unschedulable":true,"drain":{"since":"2026-01-02T03:04:05Z"}}`)
 	putRecord(t, s, k.Reservations.Key("n2"), `{"holders":{},"closed":true}`)
+	putRecord(t, s, k.Gate.Key(), `{"version":"0.2.0"}`)
 	putRecord(t, s, k.Breaker.Key(), `{"tripped":true,"since":"2026-01-02T03:04:05Z"}`)
 	for i := range 100 {
 		putRecord(t, s, fmt.Sprintf("%smain.%d", k.Pods.Below("01lost"), i), fmt.Sprintf(

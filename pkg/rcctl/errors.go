@@ -246,7 +246,7 @@ func writes(command string) bool {
 	words := strings.Fields(command)
 	return slices.Contains([]string{
 		"apply", "create", "scale", "disable", "enable", "delete", "drain", "undrain", "cordon", "uncordon", "label", "sweep", "forget", "resume",
-		"release-hold", "deploy", "pause", "promote", "abort", "rollback",
+		"release-hold", "set", "unset", "deploy", "pause", "promote", "abort", "rollback",
 	}, words[len(words)-1])
 }
 

@@ -130,7 +130,7 @@ func runRollback(c *cli.Context, std *stdio) error {
 			return nil, err
 		}
 		d.rolling.Rollback = true
-		d.about = fmt.Sprintf("back to the document of revision %d", e.Revision)
+		d.about = fmt.Sprintf("back to the document of revision %d", e.Revision) + clean(d.conn.comesBack(c.Context, &e.Spec))
 		return goingBackTo(c, svc, e), nil
 	})
 }

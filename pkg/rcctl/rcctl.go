@@ -82,6 +82,8 @@ func newApp(std *stdio) *cli.App {
 				drainCommand(), undrainCommand(), cordonCommand(), uncordonCommand(), sweepCommand(), forgetNodeCommand()),
 			labelCommand(), farmsCommand(),
 			group("farm", "let the farms go on: after the mass-stop breaker tripped, without a machine that does not answer; the version gate", resumeCommand(), releaseHoldCommand(), gateCommand()),
+			group("domain", "show and set the domain of the cluster, below which services get their host names",
+				domainShowCommand(), domainSetCommand(), domainUnsetCommand()),
 			group("election", "show who leads, and have somebody else lead", electionListCommand(), electionShowCommand(), electionYieldCommand(), electionPinCommand()),
 			auditCommand(),
 			group("acl", "print the rules that tokens need", policyCommand()),

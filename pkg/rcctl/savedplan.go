@@ -47,7 +47,7 @@ func (d *deployer) save(std *stdio, all []*planned) error {
 	}
 	saved := plan.Saved{By: d.rolling.By, At: time.Now().UTC().Truncate(time.Second), Options: d.options}
 	for _, p := range all {
-		saved.Services = append(saved.Services, plan.Save(p.deployment, &p.plan, epoch))
+		saved.Services = append(saved.Services, plan.Save(p.deployment, &p.plan, epoch, p.domain))
 	}
 	data, err := saved.Encode()
 	if err == nil {
@@ -144,7 +144,13 @@ func deploySaved(c *cli.Context, std *stdio, s *conn, saved *plan.Saved) error {
 	var all []*planned
 	same := true
 	for _, one := range saved.Services {
-		p, err := d.planResolved(c.Context, &one.Document, &plan.SavedStrategy{RollingStrategy: d.rolling, Saved: one})
+		strategy := plan.SavedStrategy{RollingStrategy: d.rolling, Saved: one}
+		if one.OfDomain() {
+			if strategy.Domain, err = s.ofDomain(c.Context); err != nil {
+				return err
+			}
+		}
+		p, err := d.planResolved(c.Context, &one.Document, &strategy)
 		if _, stale := errors.AsType[*plan.StaleError](err); stale {
 			return refusedf("%v\nnext: rcctl plan -f FILE%s --out %s", refusedPlan(err), flagsOf(&saved.Options), c.String("plan"))
 		}

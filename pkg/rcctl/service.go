@@ -27,7 +27,6 @@ func planFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "recreate", Usage: "make a new revision even where the document is the same"},
 		&cli.StringFlag{Name: "strategy", Usage: "`STRATEGY` of this rollout in place of the document's: availability, resourceutil, in-place, canary or blue-green"},
-		&cli.StringFlag{Name: "domain", Usage: "`DOMAIN` below which services get the meta host: <service>.<domain>"},
 		&cli.BoolFlag{Name: "skip-gates", Usage: "ask no gate"},
 		&cli.BoolFlag{Name: "keep-counts", Usage: "keep the present number of replicas, whatever the document says: something else scales the service"},
 	}
@@ -73,6 +72,7 @@ func decodeServices(docs [][]byte) (specs []*record.ServiceSpec, err error) {
 // deployer plans and runs deployments of one command.
 type deployer struct {
 	flags   *cli.Context
+	conn    *conn
 	client  *deploy.Client
 	options plan.Options
 	rolling plan.RollingStrategy
@@ -105,7 +105,7 @@ func newDeployer(c *cli.Context, std *stdio, s *conn, options plan.Options) (*de
 	}
 	return &deployer{
 		known: knownDigests(std, s),
-		flags: c, client: &deploy.Client{Store: s.Store, Who: who, Signatures: map[string]string{}},
+		flags: c, conn: s, client: &deploy.Client{Store: s.Store, Who: who, Signatures: map[string]string{}},
 		options: options, rolling: options.Rolling(state, who),
 	}, nil
 }
@@ -134,9 +134,10 @@ func knownDigests(std *stdio, s *conn) func(context.Context) (map[string]string,
 type planned struct {
 	deployment *plan.Deployment
 	plan       plan.Plan
+	domain     *plan.Domain // that the document depends on; nil: on none
 }
 
-// plan resolves a document and plans its deployment.
+// plan plans the deployment of a document as people wrote it: where it names no host, the cluster's domain does.
 func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned, error) {
 	if spec.Name != "" && d.flags.Bool("keep-counts") {
 		svc, err := d.client.Service(ctx, spec.Name)
@@ -148,13 +149,32 @@ func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned
 			spec = spec.WithCounts(effect.Spec.Groups())
 		}
 	}
-	resolver := plan.ServiceSpecResolver{Domain: d.flags.String("domain"), Digests: &plan.DigestResolver{Source: &deploy.TarSource{}, Known: d.known}}
+	if spec.Host() != "" {
+		return d.planOf(ctx, spec, nil)
+	}
+	domain, err := d.conn.ofDomain(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return d.planOf(ctx, spec, domain)
+}
+
+// planOf resolves a document and plans its deployment. It gets its host name of the domain; nil: its host name stays.
+func (d *deployer) planOf(ctx context.Context, spec *record.ServiceSpec, domain *plan.Domain) (*planned, error) {
+	resolver := plan.ServiceSpecResolver{Digests: &plan.DigestResolver{Source: &deploy.TarSource{}, Known: d.known}}
+	if domain != nil {
+		resolver.Domain = domain.Name
+	}
 	resolved, err := resolver.Resolve(ctx, spec)
 	if err != nil {
 		return nil, refusedPlan(err)
 	}
 	strategy := d.rolling
+	strategy.Domain = domain
 	p, err := d.planResolved(ctx, resolved, &strategy)
+	if p != nil {
+		p.domain = domain
+	}
 	return p, refusedPlan(err)
 }
 
@@ -195,7 +215,7 @@ func redeploy(c *cli.Context, std *stdio, name, what string, change func(*record
 		if err != nil {
 			return err
 		}
-		p, err := d.plan(c.Context, spec)
+		p, err := d.planOf(c.Context, spec, nil) // the domain is for documents as people wrote them
 		if err != nil {
 			return err
 		}
@@ -237,6 +257,8 @@ func refusedPlan(err error) error {
 			text += "\n  " + clean(forTerminal(line)) // a saved plan says what it likes
 		}
 		return refusedf("%s", text)
+	case changedDomain(err):
+		return refusedf("the cluster's domain changed since the plan was made; nothing was written, plan again")
 	case errors.Is(err, plan.ErrChanged):
 		return refusedf("%v; nothing was written, plan again", err)
 	default:

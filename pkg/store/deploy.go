@@ -12,6 +12,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
@@ -85,8 +86,16 @@ func (s *Deployments) revisions(ctx context.Context, name string) ([]record.Cont
 	return all, nil
 }
 
-// DeployDraft writes a plan's draft in one transaction. Its errors are those of Deploy.
+// DeployDraft writes a plan's draft in one transaction. Its errors are those of Deploy, and ErrSettingsChanged.
 func (s *Deployments) DeployDraft(ctx context.Context, d *record.Draft, audit Audit) error {
+	err := s.writeDraft(ctx, d, audit)
+	if consul.RefusedOn(err, s.keys.Settings.Key()) {
+		return fmt.Errorf("%w: %w", ErrSettingsChanged, err)
+	}
+	return err
+}
+
+func (s *Deployments) writeDraft(ctx context.Context, d *record.Draft, audit Audit) error {
 	seen := record.Service{}
 	if d.Seen != nil {
 		seen = *d.Seen
@@ -96,6 +105,9 @@ func (s *Deployments) DeployDraft(ctx context.Context, d *record.Draft, audit Au
 		return err
 	}
 	ops := []consul.Op{cas(s.keys.Deployed.Key(d.Service), d.Deployed, seen.Index), set(s.keys.Entries.Key(d.Service, strconv.FormatInt(d.Deployed.Revision, 10)), d.Entry)}
+	if d.Settings != nil {
+		ops = append(ops, sameRecord(s.keys.Settings.Key(), *d.Settings))
+	}
 	for _, rev := range d.Forget {
 		ops = append(ops, consul.Delete(s.keys.Entries.Key(d.Service, strconv.FormatInt(rev, 10))))
 	}
@@ -158,6 +170,31 @@ func (s *Deployments) draftRCs(ctx context.Context, d *record.Draft, seen *recor
 		rcs[i].Value.ChangedBy = audit.Who
 	}
 	return rcs, nil
+}
+
+// ListDeployed reads what was deployed last of each service, by name, and one *CorruptError for each that cannot be
+// read.
+func (s *Deployments) ListDeployed(ctx context.Context) ([]record.Deployed, []error, error) {
+	names, err := s.ListServices(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	keys := field.Each(names, func(name string) string { return s.keys.Deployed.Key(name) })
+	found, err := s.c.GetMany(ctx, keys, consul.Default)
+	if err != nil {
+		return nil, nil, err
+	}
+	var all []record.Deployed
+	var corrupt []error
+	for _, key := range keys {
+		switch rec, err := s.Deployed.decodeIn(found, key); {
+		case err != nil:
+			corrupt = append(corrupt, err)
+		case rec.Index != 0: // else it was deleted meanwhile
+			all = append(all, rec.Value)
+		}
+	}
+	return all, corrupt, nil
 }
 
 // ListRollouts reads the rollouts under way, and one *CorruptError for each that cannot be read.

@@ -81,7 +81,7 @@ type Keys struct {
 	prefix string
 
 	Schema, Synced, Breaker, Incidents Kind // one record each
-	Gone, Gate                         Kind // one record each (ADR 27, ADR 28)
+	Gone, Gate, Settings               Kind // one record each (ADR 27, ADR 28)
 	Manifests, Audits                  Kind // by digest; by ULID
 	RCs, Statuses                      Kind // by id of a controller
 	Bells, Locks, Drops                Kind // by unit; below that of drops are counters by node (ADR 29, ADR 11)
@@ -108,7 +108,7 @@ func NewKeys(prefix string) (*Keys, error) {
 	each := func(path, tail string) Kind { return Kind{prefix: prefix + path, tail: tail} }
 	return &Keys{
 		prefix: prefix,
-		Schema: at("schema"), Gate: at("gate"), Synced: at("settled"), Breaker: at("breaker"), Incidents: at("incidents"), Gone: at("gone"),
+		Schema: at("schema"), Gate: at("gate"), Settings: at("settings"), Synced: at("settled"), Breaker: at("breaker"), Incidents: at("incidents"), Gone: at("gone"),
 		Manifests: at("manifests/"), Audits: at("audit/"),
 		RCs: at("rcs/"), Statuses: at("status/"), Bells: unit(sharded("bells/")), Locks: unit(at("locks/")), Drops: unit(at("drops/")),
 		Names: at("names/"), Requests: at("requests/"),

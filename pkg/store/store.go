@@ -44,6 +44,7 @@ type db struct {
 
 	Schema          Records[Schema]
 	Gate            Records[Gate]
+	Settings        Records[Settings]
 	Synced          Records[Synced]
 	Breaker         Records[Breaker]
 	Incidents       Records[Incidents]
@@ -74,6 +75,7 @@ func newDB(c *consul.Client, k *Keys) *db {
 	d := &db{c: c, keys: k}
 	d.Schema = Records[Schema]{k.Schema, d, nil}
 	d.Gate = Records[Gate]{k.Gate, d, nil}
+	d.Settings = Records[Settings]{k.Settings, d, nil}
 	d.Synced = Records[Synced]{k.Synced, d, nil}
 	d.Breaker = Records[Breaker]{k.Breaker, d, nil}
 	d.Incidents = Records[Incidents]{k.Incidents, d, nil}

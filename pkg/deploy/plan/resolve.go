@@ -77,13 +77,11 @@ func (r *DigestResolver) Resolve(ctx context.Context, artifact string, policy re
 
 // ServiceSpecResolver fills in what a document leaves out.
 type ServiceSpecResolver struct {
-	// Domain, if any, names a service to those who route by host: the pod's service gets the meta "host", <service>.<domain>.
+	// Domain, if any, is that of the cluster: the pod's service gets the meta record.HostMeta, <service>.<domain>,
+	// unless the document has it.
 	Domain  string
 	Digests *DigestResolver // nil: every digest must be pinned
 }
-
-// HostMeta is the key of that in the service's meta.
-const HostMeta = "host"
 
 // Resolve returns the document with its defaults, its name and its digests. The original stays as it is. Errors are those of
 // DigestResolver.Resolve.
@@ -102,8 +100,8 @@ func (r *ServiceSpecResolver) Resolve(ctx context.Context, spec *record.ServiceS
 		if pod.Service != nil {
 			service = *pod.Service
 		}
-		if service.Meta[HostMeta] == "" {
-			service.Meta = field.Merge(service.Meta, map[string]string{HostMeta: out.Name + "." + r.Domain})
+		if service.Meta[record.HostMeta] == "" {
+			service.Meta = field.Merge(service.Meta, map[string]string{record.HostMeta: record.HostOf(out.Name, r.Domain)})
 		}
 		pod.Service = &service
 	}

@@ -25,6 +25,7 @@ type RollingStrategy struct {
 	Rollback      bool // larger steps, and neither canary, gates nor delay
 	MassStop      bool // the breaker lets pass what a change without a rollout stops
 	By            string
+	Domain        *Domain          // that the document's host name is of; nil: the document depends on none
 	Now           func() time.Time // nil: time.Now
 }
 
@@ -97,6 +98,9 @@ func (r *RollingStrategy) attempt(client Client, svc *record.Service, spec *reco
 		out.Warnings = append(out.Warnings, fmt.Sprintf("the strategy of controller %s is %s, and becomes %s, as the document says or has by default",
 			p.current.RC.Name, p.current.RC.Strategy, p.spec.Allocation()))
 	}
+	if len(p.change.Fields) == 1 && p.Domain.decides(p.change.Fields[0]) {
+		out.Warnings = append(out.Warnings, "the document is as it was; its pods change because "+p.Domain.is()+" now")
+	}
 	out.Warnings = append(append(out.Warnings, p.leftBehind(c)...), spec.Pod.Warnings()...)
 	if out.Operations, err = p.operations(c); err != nil {
 		return Plan{}, err
@@ -136,6 +140,7 @@ func (r *RollingStrategy) planner(client Client, svc *record.Service, spec *reco
 		}
 	}
 	p.change = evalSpecChange(before, spec, p.knobs.Strategy == rollout.InPlaceStrategy)
+	r.Domain.explain(p.change.Fields)
 	return p, nil
 }
 
@@ -255,6 +260,9 @@ func (p *planner) revision(id string, number int64) rc.RC {
 // operations lists what happens, and fills the draft with what does not depend on when it does.
 func (p *planner) operations(c course) ([]Operation, error) {
 	p.draft = &draft{Draft: record.Draft{Service: p.spec.Name, Seen: p.svc}}
+	if p.Domain != nil {
+		p.draft.Settings = &p.Domain.Index
+	}
 	if c == allow {
 		p.draft.allows = true
 		return p.allowances(), nil

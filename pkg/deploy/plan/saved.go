@@ -68,16 +68,22 @@ const (
 	seenEpoch      = "epoch"
 	seenDocument   = "document"
 	seenRollout    = "rollout"
+	seenDomain     = "domain" // missing where the document does not depend on it
 	seenController = "controller "
 	absent         = "none"
+	noDomain       = "(none)" // which no domain is called
 )
 
-// Save returns what is saved of a plan that a deployment has made in an epoch.
-func Save(d *Deployment, p *Plan, epoch string) SavedService {
+// Save returns what is saved of a plan that a deployment has made in an epoch, with a document that depends on a
+// domain, or on none.
+func Save(d *Deployment, p *Plan, epoch string, domain *Domain) SavedService {
 	return SavedService{
-		Document: d.Spec, Seen: see(d.Service, epoch), Operations: p.Lines(), Warnings: p.Warnings,
+		Document: d.Spec, Seen: see(d.Service, epoch, domain), Operations: p.Lines(), Warnings: p.Warnings,
 	}
 }
+
+// OfDomain reports whether the document depends on the cluster's domain.
+func (s *SavedService) OfDomain() bool { return s.Seen[seenDomain] != "" }
 
 // Shows reports whether a plan is in all that people see of it the one that was saved.
 func (s *SavedService) Shows(p *Plan) bool {
@@ -85,8 +91,11 @@ func (s *SavedService) Shows(p *Plan) bool {
 }
 
 // see says what a plan is made on. What owners report is no part of it, nor are controllers that are being deleted.
-func see(svc *record.Service, epoch string) Seen {
+func see(svc *record.Service, epoch string, domain *Domain) Seen {
 	seen := Seen{seenEpoch: epoch, seenDocument: absent, seenRollout: absent}
+	if domain != nil {
+		seen[seenDomain] = cmp.Or(domain.Name, noDomain)
+	}
 	if svc == nil {
 		return seen
 	}
@@ -141,7 +150,7 @@ func (s *SavedStrategy) Plan(
 	if s.State != nil {
 		epoch = s.State.Epoch
 	}
-	if changes := s.Saved.Seen.changes(see(svc, epoch)); len(changes) > 0 {
+	if changes := s.Saved.Seen.changes(see(svc, epoch, s.Domain)); len(changes) > 0 {
 		return Plan{}, &StaleError{Service: spec.Name, Changes: changes}
 	}
 	p, err := s.RollingStrategy.Plan(ctx, client, svc, spec)
@@ -259,11 +268,14 @@ func (s *SavedService) validate() field.Errors {
 	if epoch := s.Seen[seenEpoch]; epoch != "" && !field.IsULID(epoch) {
 		errs.Add("seen."+seenEpoch, epoch, "a ULID in lower case")
 	}
+	if domain := s.Seen[seenDomain]; domain != "" && domain != noDomain {
+		record.CheckDomain(&errs, "seen."+seenDomain, domain)
+	}
 	for _, key := range slices.Sorted(maps.Keys(s.Seen)) {
 		if name, of := strings.CutPrefix(key, seenController); of && field.IsName(name) {
 			errs.CheckBytes("seen."+key, s.Seen[key], maxText)
-		} else if !slices.Contains([]string{seenEpoch, seenDocument, seenRollout}, key) {
-			errs.Add("seen."+key, s.Seen[key], "epoch, document, rollout and controllers by their names")
+		} else if !slices.Contains([]string{seenEpoch, seenDocument, seenRollout, seenDomain}, key) {
+			errs.Add("seen."+key, s.Seen[key], "epoch, document, rollout, domain and controllers by their names")
 		}
 	}
 	for i, l := range s.Operations {

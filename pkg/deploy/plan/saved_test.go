@@ -38,7 +38,7 @@ func saves(t *testing.T, c *cluster, epoch string, changes ...string) *plan.Save
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := plan.Saved{By: "ann", At: when, Services: []plan.SavedService{plan.Save(d, &p, epoch)}}
+	s := plan.Saved{By: "ann", At: when, Services: []plan.SavedService{plan.Save(d, &p, epoch, d.Strategy.(*plan.RollingStrategy).Domain)}}
 	data, err := s.Encode()
 	if err != nil {
 		t.Fatal(err)

@@ -213,6 +213,9 @@ func (s *Service) NextRevision() int64 {
 type Draft struct {
 	Service string
 	Seen    *Service // what it was made from, with the indices that are its conditions; nil: there must be no such service
+	// Settings is the index of the cluster's settings that the document's host name is of, zero where there were none:
+	// they must be the same still. Nil: the document does not depend on them.
+	Settings *uint64
 	// Manifests are the new ones, in canonical JSON by digest.
 	Manifests  map[string][]byte
 	Signatures map[string]string // of those, where there are any

@@ -1,0 +1,188 @@
+package rcctl
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+func domainShowCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "show", Usage: "show the domain, and the host names of services",
+		UsageText: "rcctl domain show [-o table|json|yaml]",
+		Description: `Services whose documents name no host get the meta host, <service>.<domain>, when they are deployed.
+NEXT is the host name that the next deploy of a service's document gives it; a dash: the one that it has. A document
+that names a host keeps it.
+
+Examples:
+  rcctl domain show
+  rcctl domain show -o json | jq -r '.services[] | select(.next) | .service'`,
+		Flags:  []cli.Flag{outputFlag()},
+		Action: onList(runDomainShow),
+	})
+}
+
+func runDomainShow(c *cli.Context, std *stdio, s *conn) error {
+	rec, err := s.PresentSettings(c.Context)
+	if err != nil {
+		return fmt.Errorf("read the cluster's domain: %w", err)
+	}
+	deployed, corrupt, err := s.Deployments.ListDeployed(c.Context)
+	if err != nil {
+		return err
+	}
+	v := inspect.NewDomainView(rec.Value, deployed)
+	return std.print(c, v, corrupt, func(w io.Writer) error {
+		line := "no domain: services get no host name, unless their documents name one; " +
+			"set one: rcctl domain set apps.example"
+		if v.Domain != "" {
+			line = fmt.Sprintf("domain %s, by %s at %s", v.Domain, v.By, v.At.UTC().Format(time.RFC3339))
+		}
+		fmt.Fprintln(w, clean(line))
+		if len(v.Services) == 0 {
+			return nil
+		}
+		tb := table{header: []string{"SERVICE", "HOST", "NEXT"}, paint: -1}
+		for _, h := range v.Services {
+			next := ""
+			if h.Next != nil {
+				next = cmp.Or(*h.Next, noHost)
+			}
+			tb.rows = append(tb.rows, []string{h.Service, cmp.Or(h.Host, noHost), next})
+		}
+		return tb.write(w, coloured(w))
+	})
+}
+
+// noHost stands for what is not there.
+const noHost = "(none)"
+
+func domainSetCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "set", Usage: "set the domain below which services get their host names",
+		UsageText: "rcctl domain set DOMAIN",
+		Description: `No pod changes at once. A service takes the domain when its document is deployed the next time, also where
+the document is as it was: the plan shows the other host name, and new pods come, because the host name is in their
+manifest. rcctl scale keeps the host name, and rcctl rollback brings back the one of then. It also mends settings that
+cannot be read.
+
+Examples:
+  rcctl domain set apps.example.org
+  rcctl domain set apps.example.org && rcctl domain show`,
+		Action: onConn(readDomain, runDomainSet),
+	})
+}
+
+// readDomain reads the only argument.
+func readDomain(c *cli.Context) (string, error) {
+	domain := c.Args().First()
+	var errs field.Errors
+	switch {
+	case c.NArg() == 0:
+		errs.Missing("domain", record.DomainAllowed)
+	case c.NArg() > 1:
+		return "", usagef(c, "unexpected argument %q; allowed: DOMAIN", c.Args().Get(1))
+	default:
+		record.CheckDomain(&errs, "domain", domain)
+	}
+	if err := errs.Err(); err != nil {
+		return "", usagef(c, "%w", err)
+	}
+	return domain, nil
+}
+
+func domainUnsetCommand() *cli.Command {
+	return leaf(&cli.Command{
+		Name: "unset", Usage: "have services get no host names any more",
+		UsageText: "rcctl domain unset",
+		Description: `No pod changes at once. A service loses its host name when its document is deployed the next time, unless
+the document names one.
+
+Examples:
+  rcctl domain unset`,
+		Action: onList(func(c *cli.Context, std *stdio, s *conn) error { return runDomainSet(c, std, s, "") }),
+	})
+}
+
+func runDomainSet(c *cli.Context, std *stdio, s *conn, domain string) error {
+	var was string
+	same := false
+	err := s.writing(c.Context, maxTries, func(ctx context.Context, by string) error {
+		if err := s.ensureSchema(ctx); err != nil {
+			return err
+		}
+		rec, err := s.PresentSettings(ctx)
+		switch {
+		case isCorrupt(err):
+			was = "unreadable"
+		case err != nil:
+			return fmt.Errorf("read the cluster's domain: %w", err)
+		default:
+			was = cmp.Or(rec.Value.Domain, noHost)
+			if same = rec.Value.Domain == domain; same {
+				return nil
+			}
+		}
+		line := fmt.Sprintf("domain: %s -> %s", was, cmp.Or(domain, noHost))
+		rec.Value = store.Settings{Domain: domain}
+		err = s.Operator.SetSettings(ctx, rec, store.NewAudit(by, "set-domain", "", []string{line}))
+		return s.did("the domain of the cluster", "rcctl audit --since 10m", err)
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("set the domain: %w", err)
+	case same && domain == "":
+		fmt.Fprintln(std.out, "there is no domain; nothing was written")
+	case same:
+		fmt.Fprintf(std.out, "the domain is %s already; nothing was written\n", domain)
+	default:
+		fmt.Fprintf(std.out, "the domain is %s; it was %s\n", cmp.Or(domain, noHost), clean(was))
+		fmt.Fprintln(std.out, "services take it at their next deploy, "+
+			"which replaces the pods of those with another host name: rcctl domain show")
+	}
+	return nil
+}
+
+// ofDomain reads the cluster's domain for a document that names no host. A record that cannot be read is not taken for
+// none: pods would be replaced for nothing.
+func (s *conn) ofDomain(ctx context.Context) (*plan.Domain, error) {
+	rec, err := s.PresentSettings(ctx)
+	switch {
+	case isCorrupt(err):
+		return nil, refusedf("the cluster's domain cannot be read, so that pods could be replaced for nothing: %v; "+
+			"set it again: rcctl domain set DOMAIN; nothing was written", err)
+	case err != nil:
+		return nil, fmt.Errorf("read the cluster's domain: %w", err)
+	}
+	return &plan.Domain{Name: rec.Value.Domain, Index: rec.Index}, nil
+}
+
+// comesBack says, behind a semicolon, that a document has the host name of another domain than the cluster's; "" where
+// it has not, or nobody can tell.
+func (s *conn) comesBack(ctx context.Context, spec *record.ServiceSpec) string {
+	rec, err := s.PresentSettings(ctx)
+	host := spec.Host()
+	if err != nil || rec.Value.Domain == "" || !strings.HasPrefix(host, spec.Name+".") {
+		return ""
+	}
+	if host == record.HostOf(spec.Name, rec.Value.Domain) {
+		return ""
+	}
+	return fmt.Sprintf("; its host name %s comes back too: the domain is %s, which the next rcctl deploy takes",
+		host, rec.Value.Domain)
+}
+
+// changedDomain reports whether a write was refused because the domain is another one than the plan was made with.
+func changedDomain(err error) bool { return errors.Is(err, store.ErrSettingsChanged) }
