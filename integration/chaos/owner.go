@@ -93,7 +93,7 @@ func (o owner) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return one.WatchDesires(ctx)
+		return one.WatchDesires(ctx, nil) // its log has all
 	})
 }
 

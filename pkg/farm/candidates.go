@@ -344,7 +344,7 @@ func viewOf(s *reconcile.Snapshot, version uint64) *scheduler.View {
 		c.Ask.Affinity = append(c.Ask.Affinity, scheduler.Affinity{Selector: p.Selector, Weight: p.Weight})
 	}
 	if m := s.Placing(); m != nil {
-		c.Ask.PodID, c.Ask.DynamicPorts = m.ID, m.DynamicPorts()
+		c.Ask.PodID, c.Ask.Manifest, c.Ask.DynamicPorts = m.ID, m.WithoutSecrets(), m.DynamicPorts()
 	}
 	if wanted, is := s.WantedNodes(); is {
 		c.Nodes, c.Version = map[string]*node.View{}, 0

@@ -166,6 +166,8 @@ type Farm struct {
 	moved    wait.Signal   // the members have changed
 	witness  wait.Signal   // a node says that the store went back in time
 	busy     atomic.Int64  // looks under way
+
+	complaints *complaints // of looks that failed; nil: nobody is told
 }
 
 // The pace of repeated tries of one controller.
@@ -319,6 +321,9 @@ func (f *Farm) handle(ctx context.Context, id string) {
 		f.drop(id)
 		f.queue.Forget(id)
 		return
+	}
+	f.complaints.add(err)
+	switch {
 	case errors.Is(err, store.ErrLost):
 		// The controller's lock is somebody else's, or the session is dead, which the session's keeper finds out.
 		f.drop(id)

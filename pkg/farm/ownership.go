@@ -187,7 +187,7 @@ func (r *roster) units() []*unit {
 }
 
 // all returns the controllers of these units, as far as looks have found them.
-func (r *roster) all() (all []*ReplicationController) {
+func (r *roster) all() (all []*controller) {
 	for _, u := range r.units() {
 		all = append(all, u.all()...)
 	}

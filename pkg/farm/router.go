@@ -45,7 +45,7 @@ func (f *Farm) route(e event) {
 		if len(e.changed) > 0 {
 			f.kit.scarcity.changed(slices.Collect(maps.Keys(e.changed)))
 			views, _ := f.cache.nodesAt()
-			f.enqueueOwned(func(c *ReplicationController) bool { return c.shared.now().concernedBy(e.changed, views) })
+			f.enqueueOwned(func(c *controller) bool { return c.shared.now().concernedBy(e.changed, views) })
 		}
 	case membersMoved:
 		f.roster.membersChanged()
@@ -59,7 +59,7 @@ func (f *Farm) route(e event) {
 		if e.reset {
 			f.kit.stops.reset()
 		}
-		f.enqueueOwned(func(*ReplicationController) bool { return true })
+		f.enqueueOwned(func(*controller) bool { return true })
 	case recordsMissing:
 		f.sweepNow.Raise()
 	case unreadableFound:
@@ -77,7 +77,7 @@ func (f *core) enqueue(rcID string) {
 	f.queue.Add(id)
 }
 
-func (f *core) enqueueOwned(which func(*ReplicationController) bool) {
+func (f *core) enqueueOwned(which func(*controller) bool) {
 	for _, c := range f.roster.all() {
 		if which(c) {
 			c.shared.looks.Ask()
@@ -88,5 +88,5 @@ func (f *core) enqueueOwned(which func(*ReplicationController) bool) {
 
 // roomFreed asks for a look at each controller that more room would help, but for the one that gave it back.
 func (f *core) roomFreed(rcID string) {
-	f.enqueueOwned(func(c *ReplicationController) bool { return c.ID != rcID && c.shared.now().wantsNodes })
+	f.enqueueOwned(func(c *controller) bool { return c.ID != rcID && c.shared.now().wantsNodes })
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,26 +22,31 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
-	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // single owns one controller.
-func (c *cluster) single(id, rcID string) (owner *farm.ReplicationController, stop func()) {
+func (c *cluster) single(id, rcID string) (owner farm.ReplicationController, stop func()) {
+	return c.singleWith(id, rcID, &faulty{}, nil)
+}
+
+// singleWith is single with faults, and with what is told of looks that fail.
+func (c *cluster) singleWith(id, rcID string, faults *faulty, failed func(error)) (owner farm.ReplicationController, stop func()) {
 	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	client, st := c.connect()
-	started := make(chan *farm.ReplicationController, 1)
+	started := make(chan farm.ReplicationController, 1)
 	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
 	stop = c.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
-			owner, err := farm.New(farm.Config{ID: id, RCID: rcID, Store: st.FarmSession(s, id), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second})
+			faults.Session = st.FarmSession(s, id)
+			owner, err := farm.New(farm.Config{ID: id, RCID: rcID, Store: faults, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second})
 			if err != nil {
 				return err
 			}
 			started <- owner
-			return owner.WatchDesires(ctx)
+			return owner.WatchDesires(ctx, failed)
 		})
 	})
 	return <-started, stop
@@ -65,7 +72,8 @@ func nodesOfPods(pods []pod.Placement) map[pod.Identity][]string {
 	return on
 }
 
-// A program may look after one controller by itself: no farm does then, and it touches no other. When it ends a farm goes on.
+// A program may look after one controller by itself: no farm does then, and it touches no other. When it ends a farm
+// goes on.
 func TestTheOwnerOfOneController(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -130,6 +138,62 @@ func TestAFarmGivesWayToTheOwnerOfOneController(t *testing.T) {
 	stop()
 }
 
+// What keeps a look from being made reaches the program, which the watch neither waits for nor ends with: it goes on,
+// whatever the program does when it is told.
+func TestErrorsOfLooksReachTheProgram(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("it cannot be read")
+	forever := make(chan struct{})
+	t.Cleanup(func() { close(forever) })
+	var owner atomic.Pointer[farm.ReplicationController]
+	for name, does := range map[string]func(ctx context.Context){
+		"returns": func(context.Context) {},
+		"panics":  func(context.Context) { panic("what now?") },
+		"blocks":  func(context.Context) { <-forever },
+		"ends":    func(context.Context) { runtime.Goexit() },
+		"asks": func(ctx context.Context) {
+			if o := owner.Load(); o != nil {
+				_, _ = (*o).CurrentPods(ctx)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			c.node("n1", nil, nil)
+			var ill atomic.Bool
+			ill.Store(true)
+			told := make(chan error, 1)
+			faults := &faulty{readHead: func(string) error {
+				if ill.Load() {
+					return broken
+				}
+				return nil
+			}}
+			one, stop := c.singleWith("mine", "web", faults, func(err error) {
+				select {
+				case told <- err:
+				default:
+				}
+				does(t.Context())
+			})
+			if name == "asks" {
+				owner.Store(&one)
+			}
+			c.apply("web", testManifest("web", 0), replicas(2))
+			if err := <-told; !errors.Is(err, broken) {
+				t.Errorf("it was told %v", err)
+			}
+			ill.Store(false)
+			c.converged("web", 2)
+			stop() // also while the program has not returned
+			if one.ID() != "web" {
+				t.Errorf("it is controller %q", one.ID())
+			}
+		})
+	}
+}
+
 func TestNewNeedsAController(t *testing.T) {
 	t.Parallel()
 	if _, err := farm.New(farm.Config{ID: "mine"}); err == nil {
@@ -156,7 +220,7 @@ func TestAFarmSaysWhatItsConfigurationLacks(t *testing.T) {
 		cfg.RCID = "web"
 		owner, err := farm.New(cfg)
 		if err == nil {
-			err = owner.WatchDesires(t.Context())
+			err = owner.WatchDesires(t.Context(), nil)
 		}
 		if err == nil || !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s, of one controller: %v, want %q", name, err, tt.says)
@@ -180,21 +244,6 @@ func TestCurrentPodsTellsOfWhatCannotBeRead(t *testing.T) {
 	if _, err := farm.CurrentPods(t.Context(), "no label!", matcher{}); err == nil {
 		t.Error("an id that no label can have is taken")
 	}
-}
-
-// A program that owns one controller, under a session of its own.
-func ExampleNew() {
-	own := func(ctx context.Context, client *consul.Client, st *store.Store, log obs.Logger, rcID string) error {
-		session := consul.SessionConfig{Kind: "farm", Name: "shop-owner", TTL: 2 * time.Second, Journal: &simnode.Journal{}}
-		return client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
-			owner, err := farm.New(farm.Config{ID: "shop-owner", RCID: rcID, Store: st.FarmSession(s, "shop-owner"), Log: log})
-			if err != nil {
-				return err
-			}
-			return owner.WatchDesires(ctx)
-		})
-	}
-	_ = own
 }
 
 // placed is a matcher that needs no Consul, as tests of other programs may have it.

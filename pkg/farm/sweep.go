@@ -68,7 +68,7 @@ const resyncsAtOnce = 64
 
 // resyncClaimed says when a controller that was claimed is resynced first: at once, unless a farm takes over many, which would
 // keep all of them from what has to be done. What has no pods needs none, unless there are books that may show some.
-func (k *kit) resyncClaimed(c *ReplicationController, placements int) {
+func (k *kit) resyncClaimed(c *controller, placements int) {
 	switch {
 	case placements == 0 && k.books == nil && !c.memory.recordless:
 		c.shared.is.lastResync = time.Now()
@@ -81,15 +81,15 @@ func (k *kit) resyncClaimed(c *ReplicationController, placements int) {
 // so many that all of the farm's controllers would have their turn in half of the time that one may go without.
 func (f *Farm) resyncSome(now time.Time) {
 	f.kit.resyncsLeft.Store(resyncsAtOnce)
-	var due []*ReplicationController
-	last := map[*ReplicationController]time.Time{}
+	var due []*controller
+	last := map[*controller]time.Time{}
 	owned := f.roster.all()
 	for _, c := range owned {
 		if at := c.shared.now().lastResync; now.Sub(at) >= f.cfg.ResyncEvery {
 			due, last[c] = append(due, c), at
 		}
 	}
-	slices.SortFunc(due, func(a, b *ReplicationController) int {
+	slices.SortFunc(due, func(a, b *controller) int {
 		return cmp.Or(last[a].Compare(last[b]), cmp.Compare(a.ID, b.ID))
 	})
 	due = due[:min(len(due), resyncQuota(len(owned), f.cfg.SweepEvery, f.cfg.ResyncEvery))]

@@ -76,11 +76,11 @@ func (f *Farm) syncNodes(ctx context.Context) error {
 			f.kit.nodeSync.found(schema.Epoch, reason)
 			if reason != "" && reason != told && now.Sub(toldAt) >= tellHoldEvery {
 				told, toldAt = reason, now
-				f.enqueueOwned(func(*ReplicationController) bool { return true }) // their statuses say why they wait
+				f.enqueueOwned(func(*controller) bool { return true }) // their statuses say why they wait
 			}
 			if reason == "" {
 				f.log.WithField("epoch", schema.Epoch).Info("every living node has reported")
-				f.enqueueOwned(func(*ReplicationController) bool { return true })
+				f.enqueueOwned(func(*controller) bool { return true })
 			}
 		}
 		if done && marked != schema.Epoch && f.markSynced(ctx, rec) {

@@ -46,7 +46,7 @@ func TestResyncsAreSpread(t *testing.T) {
 	if atOnce != resyncsAtOnce {
 		t.Errorf("%d of %d are checked at once, want %d", atOnce, owned, resyncsAtOnce)
 	}
-	empty := &ReplicationController{kit: f.kit}
+	empty := &controller{kit: f.kit}
 	if f.kit.resyncClaimed(empty, 0); empty.shared.is.resync || empty.shared.is.lastResync.IsZero() {
 		t.Error("what has no pods is resynced")
 	}

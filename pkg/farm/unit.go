@@ -35,7 +35,7 @@ type unit struct {
 	leaving atomic.Bool // give it to the farm that prefers it
 
 	mu          sync.Mutex
-	controllers map[string]*ReplicationController // those that looks have found
+	controllers map[string]*controller // those that looks have found
 }
 
 // tenure is the ownership of a unit since its lock was taken.
@@ -49,7 +49,7 @@ type tenure struct {
 func (k *kit) newUnit(id string, fence store.Fence) *unit {
 	return &unit{
 		id: id, kit: k, log: k.log.WithField(obs.RCID, id), tenure: tenure{fence: fence, consistent: true},
-		controllers: map[string]*ReplicationController{},
+		controllers: map[string]*controller{},
 	}
 }
 
@@ -83,7 +83,7 @@ func (u *unit) takenOver() bool {
 }
 
 // all returns the controllers that looks have found.
-func (u *unit) all() []*ReplicationController {
+func (u *unit) all() []*controller {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return slices.Collect(maps.Values(u.controllers))
@@ -97,7 +97,7 @@ func (u *unit) count() int {
 }
 
 // known returns one of the controllers that looks have found, nil for another one.
-func (u *unit) known(id string) *ReplicationController {
+func (u *unit) known(id string) *controller {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.controllers[id]
@@ -105,7 +105,7 @@ func (u *unit) known(id string) *ReplicationController {
 
 // meet takes in a controller that a look has found, and what the mass-stop breaker must know of it before the first
 // plan for it.
-func (u *unit) meet(id string, h *store.Head) *ReplicationController {
+func (u *unit) meet(id string, h *store.Head) *controller {
 	c := u.known(id)
 	known := c != nil
 	if !known {
@@ -119,8 +119,8 @@ func (u *unit) meet(id string, h *store.Head) *ReplicationController {
 }
 
 // add adds a controller.
-func (u *unit) add(id string) *ReplicationController {
-	c := &ReplicationController{ID: id, kit: u.kit, unit: u, log: u.kit.log.WithField(obs.RCID, id)}
+func (u *unit) add(id string) *controller {
+	c := &controller{ID: id, kit: u.kit, unit: u, log: u.kit.log.WithField(obs.RCID, id)}
 	c.memory.tenure, c.shared.looks = &u.tenure, &u.looks
 	u.mu.Lock()
 	defer u.mu.Unlock()

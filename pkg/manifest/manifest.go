@@ -328,3 +328,17 @@ func (m *Manifest) Grace() time.Duration {
 	}
 	return longest
 }
+
+// WithoutSecrets returns the manifest as others than its nodes may see it: without config and without the environment
+// of launchables, whose values may be secret. It shares the rest with the manifest, which stays as it is. m may be nil.
+func (m *Manifest) WithoutSecrets() *Manifest {
+	if m == nil {
+		return nil
+	}
+	shown := *m
+	shown.Config, shown.Launchables = nil, slices.Clone(m.Launchables)
+	for i := range shown.Launchables {
+		shown.Launchables[i].Env = nil
+	}
+	return &shown
+}

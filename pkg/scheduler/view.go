@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
@@ -14,20 +15,23 @@ import (
 // Ask is what nodes are wanted for: pods of one controller, which all want the same. Groups of a controller that want something
 // else are asked for by themselves.
 type Ask struct {
-	RCID       string            `json:"rc_id"`
-	RCName     string            `json:"rc_name"`
-	Labels     map[string]string `json:"labels,omitempty"` // of the controller
-	PodID      string            `json:"pod_id,omitempty"` // the manifest's
-	PodLabels  map[string]string `json:"pod_labels,omitempty"`
-	Strategy   string            `json:"strategy"`                // rc.Dynamic or rc.Static
-	Selector   string            `json:"node_selector,omitempty"` // of nodes; those that it does not select are not eligible
-	Spread     string            `json:"spread,omitempty"`        // key of the node label over whose values pods should be spread
-	SpreadSkew int               `json:"spread_skew,omitempty"`   // which the farm holds; zero: spreading is a preference
-	SpreadRole string            `json:"spread_role,omitempty"`   // role whose pods alone the skew counts, as its group says how they are spread; empty: all of the controller's
-	Affinity   []Affinity        `json:"affinity,omitempty"`      // which nodes should come first
-	Placing    string            `json:"placing,omitempty"`       // "pack": nodes with most should come first
-	MaxPerNode int               `json:"max_per_node,omitempty"`  // pods of the controller; zero: no limit
-	Desired    int               `json:"desired"`                 // replicas in all
+	RCID   string            `json:"rc_id"`
+	RCName string            `json:"rc_name"`
+	Labels map[string]string `json:"labels,omitempty"` // of the controller
+	PodID  string            `json:"pod_id,omitempty"` // the manifest's
+	// Manifest is that of the pods, without config and without env: a scheduler is told no secrets.
+	// Nil: the farm does not have it.
+	Manifest   *manifest.Manifest `json:"manifest,omitempty"`
+	PodLabels  map[string]string  `json:"pod_labels,omitempty"`
+	Strategy   string             `json:"strategy"`                // rc.Dynamic or rc.Static
+	Selector   string             `json:"node_selector,omitempty"` // of nodes; those that it does not select are not eligible
+	Spread     string             `json:"spread,omitempty"`        // key of the node label over whose values pods should be spread
+	SpreadSkew int                `json:"spread_skew,omitempty"`   // which the farm holds; zero: spreading is a preference
+	SpreadRole string             `json:"spread_role,omitempty"`   // role whose pods alone the skew counts, as its group says how they are spread; empty: all of the controller's
+	Affinity   []Affinity         `json:"affinity,omitempty"`      // which nodes should come first
+	Placing    string             `json:"placing,omitempty"`       // "pack": nodes with most should come first
+	MaxPerNode int                `json:"max_per_node,omitempty"`  // pods of the controller; zero: no limit
+	Desired    int                `json:"desired"`                 // replicas in all
 	// What each pod takes.
 	CPU          int64    `json:"cpu,omitempty"`           // thousandths of a core
 	Memory       int64    `json:"memory,omitempty"`        // bytes

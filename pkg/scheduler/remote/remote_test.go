@@ -14,6 +14,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
@@ -110,9 +112,57 @@ func view() *scheduler.View {
 		Ask: scheduler.Ask{
 			RCID: id(0).RCID, RCName: "web", Labels: map[string]string{"team": "shop"}, PodID: "web", PodLabels: map[string]string{"app": "web"}, Strategy: "dynamic",
 			Selector: "rack in (a,b)", Spread: "rack", SpreadSkew: 1, SpreadRole: "main", MaxPerNode: 2, Desired: 3, CPU: 500, Memory: 1 << 30, Ports: []int{8080}, DynamicPorts: []string{"admin"},
+			Manifest: secretive().WithoutSecrets(),
 		},
 		Nodes: nodes, Rule: &scheduler.Rule{Selector: sel}, Pods: slices.Values(placed),
 	})
+}
+
+// secretive is a manifest with secrets wherever it may have them.
+func secretive() *manifest.Manifest {
+	return &manifest.Manifest{
+		Version: 1, ID: "web", Config: manifest.Config{"password": secret},
+		Launchables: []manifest.Launchable{
+			{Name: "server", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/web"}, Env: map[string]string{"PASSWORD": secret}},
+			{Name: "helper", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/help"}, Env: map[string]string{"TOKEN": secret}},
+		},
+		Ports: []manifest.Port{{Name: "http", Port: 8080}, {Name: "admin", Dynamic: true}}, Labels: map[string]string{"tier": "front"},
+	}
+}
+
+const secret = "Ahng8ohz"
+
+// A question has the manifest, and no secret of it, whoever made the view. The manifest itself stays as it is.
+func TestNoSecretIsAsked(t *testing.T) {
+	t.Parallel()
+	m := secretive()
+	v := scheduler.NewView(scheduler.Cluster{Ask: scheduler.Ask{RCID: "rc", Manifest: m}})
+	bodies := make(chan string, 2)
+	c := served(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		bodies <- string(body)
+		_, _ = io.WriteString(w, `{"version":1}`)
+	}))
+	if _, _, err := c.EligibleNodes(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.AllocateNodes(t.Context(), owner, v, nil); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		body := <-bodies
+		if !strings.Contains(body, `"path":"/bin/help"`) || !strings.Contains(body, `"tier":"front"`) {
+			t.Errorf("it does not have the manifest: %s", body)
+		}
+		for _, not := range []string{secret, `"env"`, `"config"`, "PASSWORD", "TOKEN", "password"} {
+			if strings.Contains(body, not) {
+				t.Errorf("it has %s: %s", not, body)
+			}
+		}
+	}
+	if !reflect.DeepEqual(m, secretive()) {
+		t.Errorf("the manifest is %+v by now", m)
+	}
 }
 
 // placed are the pods of the view.
@@ -164,7 +214,7 @@ func TestAllMethodsOverTheWire(t *testing.T) {
 	if err != nil || !slices.Equal(names, []string{"n0", "n2"}) || refused.String() != "maintenance: 1, not alive: 1, selector: 1" {
 		t.Errorf("eligible: %v, %v, %v", names, refused, err)
 	}
-	if want := view().Ask(); fmt.Sprint(k.seen) != fmt.Sprint(want) || !slices.Equal(k.placed, placed) {
+	if want := view().Ask(); !reflect.DeepEqual(k.seen, want) || !slices.Equal(k.placed, placed) {
 		t.Errorf("it was shown %+v and %v, want %+v and %v", k.seen, k.placed, want, placed)
 	}
 	given, err := c.AllocateNodes(t.Context(), owner, view(), []scheduler.Want{{Pod: id(1)}, {Pod: id(2), Avoid: []string{"n0", "n1"}}, {Pod: id(0), Node: "n0"}})

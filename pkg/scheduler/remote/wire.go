@@ -71,6 +71,7 @@ type answer struct {
 func questionOf(v *scheduler.View) question {
 	nodes, left := v.Eligible()
 	ask := v.Ask()
+	ask.Manifest = ask.Manifest.WithoutSecrets() // whoever made the view
 	q := question{Version: Version, Ask: &ask, Left: left, Nodes: make([]wireNode, len(nodes)), Pods: slices.Collect(v.Pods())}
 	for i, n := range nodes {
 		q.Nodes[i] = wireNode{Name: n.Name(), Address: n.Address(), Labels: n.Labels(), Capacity: n.Capacity()}
