@@ -42,6 +42,7 @@ var Known = Table{
 	{Name: "push", Since: "0.2.0", What: "preparer --intents push: farms tell nodes of their intents"},
 	{Name: "restart-after", Since: "0.2.0", What: "health.restart_after of a pod, and why a node has ended a process"},
 	{Name: "role-replicas", Since: "0.2.0", What: "processes are told how many replicas their role has"},
+	{Name: "second-node", Since: "0.2.0", What: "a pod that never became available is tried once on another node"},
 	{Name: "stuck", Since: "0.2.0", What: "rollouts say what they wait for after their timeout; rollout promote --force"},
 	{Name: "supervisor-silent", Since: "0.2.0", What: "nodes say that their supervisor does not answer"},
 	{Name: "witness", Since: "0.2.0", What: "the cluster's record says on which node's word alone its epoch began"},

@@ -73,6 +73,9 @@ func (p *Placement) Check() error {
 		errs.CheckName("avoid.node", a.Node)
 		errs.CheckTime("avoid.since", a.Since)
 		errs.CheckBytes("avoid.reason", a.Reason, MaxMessage)
+		if a.Digest != "" {
+			checkDigest(&errs, "avoid.digest", a.Digest)
+		}
 	}
 	checkTimes(&errs, times{{"stopping_since", p.StoppingSince}, {"lost_since", p.LostSince}, {"unmanaged_since", p.UnmanagedSince}})
 	errs.CheckTime("changed_at", p.ChangedAt)

@@ -79,17 +79,26 @@ type Placement struct {
 	DeadIndex           uint64     `json:"dead_index,omitempty"`            // of the node's record: the death that the two above are about
 	AdoptedAtGeneration int64      `json:"adopted_at_generation,omitempty"` // runs as found until the RC moves past this (R2)
 	ChangedAt           time.Time  `json:"changed_at"`                      // when this revision was decided
-	// Avoid are nodes that the pod was moved to and left again because it did not become available there, the latest last. How
+	// Avoid are nodes that the pod left again because it did not become available there, the latest last. How
 	// many there may be, and which of them count, is for the controller to say; see rc.RC.Avoided.
 	Avoid []Avoided `json:"avoid,omitempty"`
 }
 
-// Avoided is a node that a pod was moved to in vain.
+// Avoided is a node on which a pod was tried in vain.
 type Avoided struct {
 	Node       string    `json:"node"`
 	Since      time.Time `json:"since"`
 	Generation int64     `json:"generation"`       // of the controller at that time
 	Reason     string    `json:"reason,omitempty"` // what the node said, shortened
+	// Digest is the manifest with which the pod never became available on the node that it was placed on first. Empty: it was moved to
+	// the node from another one. For as long as the pod has this manifest, such an entry says that it has had its second node.
+	Digest string `json:"digest,omitempty" feature:"second-node"`
+}
+
+// Tried returns what the placement remembers of the node where the pod, with the manifest that it has, never became available; nil: it
+// has not been tried on a second node.
+func (p *Placement) Tried() *Avoided {
+	return field.Find(p.Avoid, func(a *Avoided) bool { return a.Digest != "" && a.Digest == p.Digest })
 }
 
 // Bytes returns an upper bound of the placement's length as JSON.
@@ -112,8 +121,8 @@ func (p *Placement) Bytes() int {
 		size += len(`"epoch":,`) + field.TextBytes(p.Epoch)
 	}
 	for _, a := range p.Avoid {
-		const avoided = len(`"avoid":[],{"node":"","since":,"generation":,"reason":""},`)
-		size += avoided + field.TextBytes(a.Node) + field.TimeBytes + field.NumberBytes + field.TextBytes(a.Reason)
+		const avoided = len(`"avoid":[],{"node":"","since":,"generation":,"reason":"","digest":""},`)
+		size += avoided + field.TextBytes(a.Node) + field.TimeBytes + field.NumberBytes + field.TextBytes(a.Reason) + field.TextBytes(a.Digest)
 	}
 	return size
 }
@@ -242,6 +251,8 @@ type Reality struct {
 	// Hopeless: trying again will not mend by itself what keeps the accepted version from running: its artifact is refused, say, or its
 	// processes end again and again. An operator may, or another version.
 	Hopeless bool `json:"hopeless,omitempty"`
+	// NeverAvailable: the pod has not been available on the node since it was placed there, with whatever manifest.
+	NeverAvailable bool `json:"never_available,omitempty" feature:"second-node"`
 	// AllEnded: the pod has failed, all its processes have ended, and their restart policy leaves it at that.
 	AllEnded bool `json:"all_ended,omitempty" feature:"all-ended"`
 	// Restarts is how often the processes of the installed version were started again, all together, since the node started that version:

@@ -25,6 +25,7 @@ type observation struct {
 	procs     []runtime.Status // of the installed version
 	missing   bool             // not all of its processes are there
 	available bool
+	served    bool   // it has been since it began with nothing on the node
 	spent     bool   // it runs once, and nobody knows how it ended
 	standby   bool   // it is out of its service's name
 	unhealthy bool   // the check has had its time and does not pass
@@ -73,6 +74,7 @@ func observe(o observation) pod.Reality {
 		r.Message = o.doing
 	}
 	r.AllEnded = r.State == pod.StateFailed && allEnded(o)
+	r.NeverAvailable = o.rec.NeverAvailable && !o.served && !r.Available && o.rec.Intent.State == pod.Running && !r.Local()
 	tellDecided(&r, o.decided)
 	if o.silent && r.State != pod.StateStopped {
 		tellSilent(&r)

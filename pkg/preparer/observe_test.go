@@ -99,6 +99,42 @@ func TestObserve(t *testing.T) {
 	}
 }
 
+// A node says of a pod that it was never available there until it is, or was before a restart of the preparer; and of a pod that was stopped
+// and is started again anew. Of a pod that an older version has started it does not say so.
+func TestObserveNeverAvailable(t *testing.T) {
+	t.Parallel()
+	in := sampleRecord(0).Intent
+	fresh := Record{}.accept(in)
+	later := in
+	later.Revision++
+	later.Digest = strings.Repeat("b", 64)
+	stopped := in
+	stopped.State, stopped.Revision = pod.Stopped, in.Revision+2
+	again := in
+	again.Revision += 3
+	old := fresh
+	old.NeverAvailable = false
+	for name, c := range map[string]struct {
+		o    observation
+		want bool
+	}{
+		"placed":                        {observation{rec: fresh}, true},
+		"hopeless":                      {observation{rec: fresh, activity: activity{state: pod.StateFailed, hopeless: true}}, true},
+		"available":                     {observation{rec: fresh, available: true, served: true}, false},
+		"was":                           {observation{rec: fresh, served: true}, false},
+		"as an older version left it":   {observation{rec: old}, false},
+		"upgraded before it was":        {observation{rec: fresh.accept(later)}, true},
+		"upgraded after it was":         {observation{rec: old.accept(later)}, false},
+		"it stops":                      {observation{rec: fresh.accept(stopped)}, false},
+		"started again after its stop":  {observation{rec: old.accept(stopped).buried(thisInstant()).accept(again)}, true},
+		"found running, without record": {observation{rec: sampleRecord(0)}, false},
+	} {
+		if r := observe(c.o); r.NeverAvailable != c.want {
+			t.Errorf("%s: never available is %t", name, r.NeverAvailable)
+		}
+	}
+}
+
 // Only what will not mend by itself is hopeless.
 func TestObserveHopeless(t *testing.T) {
 	t.Parallel()

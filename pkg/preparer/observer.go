@@ -105,6 +105,11 @@ func (ob *observer) observeOne(e *entry, now time.Time, tails map[string]pod.Rea
 	before := e.readiness
 	o.available, o.unhealthy, due = e.readiness.update(now, instances(o.procs, o.missing), said.Health, m, slices.ContainsFunc(o.procs, crashLoops))
 	e.noteCount(now, before.passing)
+	if o.available && !e.served {
+		e.served = true
+		ob.pods.enqueue(e) // a restart must know
+	}
+	o.served = e.served
 	if e.readiness.ready != before.ready {
 		ob.pods.enqueue(e) // a restart must know
 	}

@@ -66,6 +66,7 @@ func (t *pods) add(id pod.Identity, rec Record) *entry {
 	e := &entry{
 		id: id, rec: rec, state: firstState(&rec), wake: wait.NewSignal(), readiness: readiness{ready: rec.Ready}, counting: rec.Counting,
 	}
+	e.served = rec.Version != 0 && rec.StoppedAt == nil && !rec.NeverAvailable
 	e.readiness.keep(rec.Counting)
 	t.all[id] = e
 	return e
@@ -130,6 +131,7 @@ type entry struct {
 
 	readiness readiness
 	counting  *Counting // what is saved of readiness while min_ready is awaited
+	served    bool      // it has been available since it began with nothing on the node, as far as is known
 	saveBy    time.Time // when what else is to be saved must be under way; zero: it is
 	observed  bool      // nothing that observe reads has changed since
 	due       time.Time // when time alone may change what is observed

@@ -185,7 +185,9 @@ func (w *worker) save(rec Record) (Record, error) {
 		rec.Service, rec.Standby, rec.Ready, rec.Counting = said.Service, said.Standby, e.readiness.ready, e.counting
 		if rec.StoppedAt != nil {
 			rec.Service, rec.Standby, rec.Ready, rec.Counting = "", false, "", nil
+			e.served = false
 		}
+		rec.NeverAvailable = rec.NeverAvailable && !e.served
 		same = !e.unsaved && reflect.DeepEqual(rec, e.rec)
 	})
 	if same {

@@ -165,11 +165,15 @@ const (
 )
 
 // Avoided returns the nodes that a pod is not moved to, because it did not become available there when it was: not for ten
-// deadlines, unless the controller is changed meanwhile.
+// deadlines, unless the controller is changed meanwhile; or the pod's manifest is, where the pod was placed there first.
 func (r *RC) Avoided(p *pod.Placement, now time.Time) []pod.Avoided {
 	var counting []pod.Avoided
 	for _, a := range p.Avoid {
-		if a.Generation == r.Generation && now.Before(r.AvoidedUntil(a)) {
+		applies := a.Generation == r.Generation
+		if a.Digest != "" {
+			applies = a.Digest == p.Digest
+		}
+		if applies && now.Before(r.AvoidedUntil(a)) {
 			counting = append(counting, a)
 		}
 	}

@@ -27,14 +27,19 @@ type Status struct {
 	MassStopUsed int64 `json:"mass_stop_used,omitempty" feature:"each-node"`
 
 	// What a rollout decides by (ADR 16).
-	Epoch              string       `json:"nonce,omitempty"`               // of the cluster, of revisions of a service whose nodes have said what they run in that world
-	Ghosts             int          `json:"ghosts,omitempty"`              // copies elsewhere that have to stop and have not confirmed it, those on lost machines left out
-	StoppingLost       int          `json:"stopping_lost,omitempty"`       // of Stopping, those on lost machines
-	UnmanagedAvailable int          `json:"unmanaged_available,omitempty"` // of Available, those on nodes whose preparer is away
-	Updated            int          `json:"updated,omitempty"`             // of Placed, those that are meant to run the record's manifest, of roles that the limit of an upgrade in place counts
-	UpdatedAvailable   int          `json:"updated_available,omitempty"`   // of Updated, those that are available, on nodes with a preparer
-	StandingBy         int          `json:"standing_by,omitempty"`         // of Placed, those that their nodes have registered as standing by
-	Failing            []PodFailure `json:"failing,omitempty"`             // pods that run the record's manifest and fail, hopeless ones first; at most MaxFailing
+	Epoch              string `json:"nonce,omitempty"`               // of the cluster, of revisions of a service whose nodes have said what they run in that world
+	Ghosts             int    `json:"ghosts,omitempty"`              // copies elsewhere that have to stop and have not confirmed it, those on lost machines left out
+	StoppingLost       int    `json:"stopping_lost,omitempty"`       // of Stopping, those on lost machines
+	UnmanagedAvailable int    `json:"unmanaged_available,omitempty"` // of Available, those on nodes whose preparer is away
+	Updated            int    `json:"updated,omitempty"`             // of Placed, those that are meant to run the record's manifest, of roles that the limit of an upgrade in place counts
+	UpdatedAvailable   int    `json:"updated_available,omitempty"`   // of Updated, those that are available, on nodes with a preparer
+	StandingBy         int    `json:"standing_by,omitempty"`         // of Placed, those that their nodes have registered as standing by
+	// TriedElsewhere is when a pod that runs the record's manifest was last told to leave a node where it had never become available. Each
+	// pod does that once; the timeout of a stage counts anew from then.
+	TriedElsewhere *time.Time `json:"tried_elsewhere,omitempty" feature:"second-node"`
+	// SecondNode: a pod leaves such a node, or will.
+	SecondNode bool         `json:"second_node,omitempty" feature:"second-node"`
+	Failing    []PodFailure `json:"failing,omitempty"` // pods that run the record's manifest and fail, hopeless ones first; at most MaxFailing
 }
 
 // MaxFailing is how many failing pods a status names.
