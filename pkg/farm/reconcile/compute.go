@@ -15,6 +15,7 @@ import (
 func Compute(s *Snapshot) Plan {
 	slices.SortFunc(s.Pods, func(a, b Pod) int { return a.Identity.Compare(b.Identity) })
 	s.readRight()
+	s.told = nil
 	s.lost, s.chosen = lostMachines(s), map[pod.Identity]string{}
 	s.countNodes()
 	d := &draft{s: s, limits: limitsOf(s), changed: map[pod.Identity]bool{}, stopped: map[pod.Identity]bool{}}
@@ -41,6 +42,7 @@ func Compute(s *Snapshot) Plan {
 		draining.evictAll()
 		moving.finishMoves()
 		lost.replaceLost()
+		secondNodes{room}.begin()
 		(&scaling{room: room}).scale()
 		draining.transfer()
 		upgrades{room}.upgrade()
@@ -143,11 +145,15 @@ func (c *draft) requeueAfter(after time.Duration) { c.plan.requeueAfter(after) }
 
 // stop asks for a stop, or counts the pod as held back by the breaker.
 func (c *draft) stop(p *Pod, reason string, dependsOnOthers bool) {
+	c.stopAs(p, p.Placement, reason, dependsOnOthers)
+}
+
+// stopAs is stop with a placement that remembers something besides.
+func (c *draft) stopAs(p *Pod, next pod.Placement, reason string, dependsOnOthers bool) {
 	if !c.mayStop() {
 		return
 	}
 	now := c.s.Now
-	next := p.Placement
 	next.RunState, next.StoppingSince, next.ChangedAt = pod.Stopped, &now, now
 	next.Revision = p.nextRevision(now)
 	in := next.Intent()

@@ -17,6 +17,9 @@ type departures struct{ *draft }
 // A stop that the node may only have confirmed before the store went back says nothing: see saysNow.
 func (c departures) confirmStops() {
 	for p := range c.open() {
+		if c.s.Vacant(p) {
+			continue // it keeps its identity, see scaling
+		}
 		ch := Change{Action: Remove, Identity: p.Identity, Index: p.Index, Reason: "the node confirmed the stop"}
 		next := p.Placement
 		next.Ghosts = nil
@@ -27,7 +30,7 @@ func (c departures) confirmStops() {
 			}
 			ch.Intents = append(ch.Intents, IntentChange{Node: g.Node})
 			ch.Reserve = append(ch.Reserve, ReserveChange{Node: g.Node})
-			if c.onlyAsReported(p.Ghosts[g.Node], g.Revision) {
+			if stopMayBeOld(c.s, p.Ghosts[g.Node], g.Revision) {
 				ch.NeedsReports = append(ch.NeedsReports, g.Node)
 			}
 		}
@@ -41,7 +44,7 @@ func (c departures) confirmStops() {
 		if gone := stopped && len(next.Ghosts) == 0; gone || passedOn {
 			ch.Intents = slices.Insert(ch.Intents, 0, IntentChange{Node: p.Node})
 			ch.Reserve = append(ch.Reserve, ReserveChange{Node: p.Node})
-			if c.onlyAsReported(p.Reality, asked) {
+			if stopMayBeOld(c.s, p.Reality, asked) {
 				ch.NeedsReports = append(ch.NeedsReports, p.Node)
 			}
 		} else {
@@ -53,12 +56,12 @@ func (c departures) confirmStops() {
 	}
 }
 
-// onlyAsReported reports whether a confirmed stop may be forgotten only if the report that confirms it is the node's
+// stopMayBeOld reports whether a confirmed stop may be forgotten only if the report that confirms it is the node's
 // last one. Nothing starts a pod again whose record asks for this very stop, at the revision asked; zero: it asks for
 // none. Another stop is of a newer store than this: by what this one says the node may run the pod by now, and says so
 // a moment after this look.
-func (c departures) onlyAsReported(r *pod.Reality, asked int64) bool {
-	return r.Revision != asked || c.s.WentBack
+func stopMayBeOld(s *Snapshot, r *pod.Reality, asked int64) bool {
+	return r.Revision != asked || s.WentBack
 }
 
 // forget carries out what operators declare: a copy on a node that is not alive counts as stopped. A request is answered with

@@ -145,7 +145,7 @@ func (c *scaling) follow(spare *int) {
 	}
 	c.s.each.nodes = slices.Sorted(maps.Keys(wanted))
 	if n := len(wanted); c.mayAdd() {
-		c.place(rc.DefaultRole, n, &n)
+		c.place(rc.DefaultRole, nil, n, &n)
 	}
 }
 

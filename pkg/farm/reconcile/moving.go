@@ -133,17 +133,32 @@ const maxAvoidedReason = 200
 
 // avoiding returns what a placement remembers of nodes that the pod was moved to in vain, with that where it is now.
 func avoiding(s *Snapshot, p *Pod) []pod.Avoided {
-	tried := slices.DeleteFunc(s.RC.Avoided(&p.Placement, s.Now), func(a pod.Avoided) bool { return a.Node == p.Node })
-	tried = append(tried, pod.Avoided{
+	return append(avoidedStill(s, p), pod.Avoided{
 		Node: p.Node, Since: s.Now, Generation: s.RC.Generation, Reason: field.Cut(describe(p.Reality), maxAvoidedReason),
 	})
-	return tried[max(0, len(tried)-rc.MaxTries):]
+}
+
+// avoidedStill returns what a placement goes on remembering when it gets one more node to avoid, that where it is now: the last few of those that
+// count, and always where it never became available, since it gets its second node once.
+func avoidedStill(s *Snapshot, p *Pod) []pod.Avoided {
+	first := p.Placement.Tried()
+	kept := slices.DeleteFunc(s.RC.Avoided(&p.Placement, s.Now), func(a pod.Avoided) bool { return a.Node == p.Node || a.Digest != "" })
+	kept = kept[max(0, len(kept)-rc.MaxTries+1):]
+	if first != nil {
+		kept = append([]pod.Avoided{*first}, kept...)
+	}
+	return kept
 }
 
 // AvoidedBy returns the nodes that a pod must not be moved to: those where it is, or was and may still run, and those where it did not
 // become available.
+//
+// One that is placed again may come back to where it was, if nothing else is left; an outside scheduler is told of it for a while.
 func (s *Snapshot) AvoidedBy(p *Pod) []string {
-	names := []string{p.Node}
+	var names []string
+	if !s.Vacant(p) {
+		names = append(names, p.Node)
+	}
 	for _, g := range p.Placement.Ghosts {
 		names = append(names, g.Node)
 	}

@@ -148,10 +148,10 @@ func (c *Change) left() []string {
 	if c.Placement == nil {
 		return nil
 	}
-	if ghosts := c.Placement.Ghosts; c.Action == Move {
+	if ghosts := c.Placement.Ghosts; c.Action == Move && len(ghosts) > 0 {
 		return []string{ghosts[len(ghosts)-1].Node} // see move
 	}
-	if c.Action != StopDuplicate && c.Action != Return && c.Action != Remove {
+	if c.Action != Move && c.Action != StopDuplicate && c.Action != Return && c.Action != Remove {
 		return nil
 	}
 	var names []string
@@ -271,7 +271,7 @@ func (p *Plan) lacking(s *Snapshot, left []pod.Identity) string {
 	var move []string
 	for _, id := range left {
 		at := s.find(id)
-		if at == nil {
+		if at == nil || at.RunState == pod.Stopped {
 			missing++
 			continue
 		}
@@ -352,7 +352,9 @@ func NewPlacer(s *Snapshot) *Placer {
 // On returns the change that places, or moves, one of the adds to a node.
 func (pl *Placer) On(id pod.Identity, nodeName string) Change {
 	s := pl.s
-	if p := s.find(id); p != nil {
+	if p := s.find(id); p != nil && p.RunState == pod.Stopped {
+		return again(s, p, nodeName)
+	} else if p != nil {
 		return move(s, p, nodeName)
 	}
 	a := pl.like(s.DigestOf(id))

@@ -37,9 +37,12 @@ type world struct {
 	hold     bool
 	trace    bool
 	breaker  bool
-	lands    func() bool     // whether the next change lands; nil: all do
-	deaths   uint64          // of preparers so far: the index of a node's record while it is dead
-	sick     map[string]bool // nodes on which nothing becomes available
+	lands    func() bool             // whether the next change lands; nil: all do
+	deaths   uint64                  // of preparers so far: the index of a node's record while it is dead
+	sick     map[string]bool         // nodes on which nothing becomes available
+	hopeless bool                    // and say that waiting does not help
+	served   map[at]bool             // copies that have been available since they began
+	moved    map[pod.Identity]string // digests with which pods have left their first node, where they never became available
 }
 
 // records are what a restore brings back.
@@ -58,7 +61,7 @@ func newWorld() *world {
 	w := &world{
 		now: time.Unix(1_700_000_000, 0), nodes: map[string]*node.View{}, pods: map[pod.Identity]pod.Placement{},
 		indices: map[pod.Identity]uint64{}, intents: map[at]pod.Intent{}, reality: map[at]pod.Reality{}, copies: map[at]pod.Intent{},
-		index: 1, sick: map[string]bool{},
+		index: 1, sick: map[string]bool{}, served: map[at]bool{}, moved: map[pod.Identity]string{},
 	}
 	for i := range 6 {
 		name := fmt.Sprintf("n%d", i)
@@ -254,7 +257,7 @@ func (w *world) pass(t rapid.TB, resync bool) int {
 // checkMoves proves that no move is left where it got stuck, if anything may be done about it.
 func (w *world) checkMoves(t rapid.TB, plan *reconcile.Plan) {
 	for id, p := range w.pods {
-		if len(p.Avoid) > rc.MaxTries {
+		if len(p.Avoid) > rc.MaxTries+1 {
 			t.Fatalf("%s avoids %d nodes", id, len(p.Avoid))
 		}
 		r := w.reality[at{p.Node, id}]
@@ -395,13 +398,14 @@ func (w *world) checkPlan(t rapid.TB, plan *reconcile.Plan, available int) {
 		}
 		copies := 0
 		for _, id := range plan.Adds {
-			if p, exists := w.pods[id]; seen[id] || exists && p.RunState != pod.Running {
+			p, exists := w.pods[id]
+			if seen[id] || exists && p.RunState != pod.Running && !w.vacant(id) {
 				t.Fatalf("%s is added although it exists or is changed", id)
 			}
 			copies++
 		}
 		for id, p := range w.pods {
-			if w.nodes[p.Node].Alive {
+			if w.nodes[p.Node].Alive && !w.vacant(id) {
 				copies++
 			}
 			for _, g := range p.Ghosts {
@@ -424,7 +428,8 @@ func (w *world) checkDeaths(t rapid.TB, ch *reconcile.Change) {
 		}
 	}
 	was, placed := w.pods[ch.Identity]
-	if placed && (w.machineLost(was.Node) || ch.Action == reconcile.Move && !w.nodes[was.Node].Alive) {
+	again := ch.Action == reconcile.Move && was.RunState == pod.Stopped // what confirmed its stop may be dead or alive
+	if placed && !again && (w.machineLost(was.Node) || ch.Action == reconcile.Move && !w.nodes[was.Node].Alive) {
 		needs(was.Node)
 	}
 	for _, in := range ch.Intents {
@@ -455,6 +460,7 @@ func (w *world) apply(t rapid.TB, ch *reconcile.Change) {
 		}
 	}
 	w.answered(ch.Answers)
+	w.checkSecondNode(t, ch)
 	if ch.Placement == nil {
 		p := w.pods[ch.Identity]
 		if c := w.copies[at{p.Node, ch.Identity}]; c.State == pod.Running && w.nodes[p.Node].Alive {
@@ -472,6 +478,31 @@ func (w *world) apply(t rapid.TB, ch *reconcile.Change) {
 			continue
 		}
 		w.intents[at{in.Node, ch.Identity}] = *in.Intent
+	}
+}
+
+// vacant reports whether a pod has stopped to be placed again.
+func (w *world) vacant(id pod.Identity) bool {
+	p := w.pods[id]
+	return p.RunState == pod.Stopped && p.Tried() != nil && w.reality[at{p.Node, id}].State == pod.StateStopped
+}
+
+// checkSecondNode proves that a pod leaves a node where it never became available once for each manifest, and nothing of it is left there when it is
+// placed again.
+func (w *world) checkSecondNode(t rapid.TB, ch *reconcile.Change) {
+	was := w.pods[ch.Identity]
+	switch next := ch.Placement; {
+	case next == nil:
+		delete(w.moved, ch.Identity)
+	case was.RunState == pod.Stopped && next.RunState == pod.Running && ch.Action == reconcile.Move:
+		if c := w.copies[at{was.Node, ch.Identity}]; c.State == pod.Running {
+			t.Fatalf("%s: it still runs on %s (P5)", ch, was.Node)
+		}
+	case ch.Action == reconcile.Stop && next.Tried() != nil && was.Tried() == nil:
+		if w.moved[ch.Identity] == next.Digest || w.reality[at{was.Node, ch.Identity}].Available || w.served[at{was.Node, ch.Identity}] || w.rc.Strategy == rc.Static {
+			t.Fatalf("%s gets a second node; it has had one for %q", ch, w.moved[ch.Identity])
+		}
+		w.moved[ch.Identity] = next.Digest
 	}
 }
 
@@ -538,12 +569,14 @@ func (w *world) report(where at) {
 	r := pod.Reality{Identity: where.id, Node: where.node, Digest: c.Digest, Revision: c.Revision, State: pod.StateStopped}
 	switch {
 	case c.State != pod.Running:
+		delete(w.served, where)
 	case c.Digest != "" && w.ended[where] == c.Digest:
 		r.State = pod.StateEnded
 	case w.sick[where.node] && !(was.Available && was.Digest == c.Digest):
-		r.State, r.Message = pod.StateUnhealthy, "no answer"
+		r.State, r.Message, r.Hopeless, r.NeverAvailable = pod.StateUnhealthy, "no answer", w.hopeless, !w.served[where]
 	default:
 		r.State, r.Available = pod.StateReady, true
+		w.served[where] = true
 	}
 	w.reality[where] = r
 }
@@ -632,6 +665,7 @@ func (w *world) stepOf(t *rapid.T, kind string) {
 		clear(w.indices)
 		clear(w.intents)
 		clear(w.reality)
+		clear(w.moved)
 		w.rereport()
 	case "save":
 		w.saved = w.records()
@@ -648,7 +682,7 @@ func (w *world) stepOf(t *rapid.T, kind string) {
 		v := w.anyNode(t)
 		v.Alive, v.MachineLost, v.FreeIndex = true, false, 0
 	case "sick node":
-		w.sick[w.anyNode(t).Name] = true
+		w.sick[w.anyNode(t).Name], w.hopeless = true, rapid.Bool().Draw(t, "hopeless")
 	case "well node":
 		delete(w.sick, w.anyNode(t).Name)
 	case "drain":
@@ -706,6 +740,7 @@ func (w *world) restore() {
 	w.pods, w.intents, w.reality = w.saved.pods, w.saved.intents, w.saved.reality
 	w.saved = old // which could be brought back as well
 	clear(w.indices)
+	clear(w.moved)
 	for id := range w.pods {
 		w.index++
 		w.indices[id] = w.index
@@ -878,7 +913,8 @@ func (w *world) outdated() bool {
 func (w *world) rereportSick() {
 	for where, r := range w.reality {
 		if r.State == pod.StateReady || r.State == pod.StateUnhealthy {
-			r.State, r.Available, r.Message = pod.StateReady, true, ""
+			r.State, r.Available, r.Message, r.Hopeless, r.NeverAvailable = pod.StateReady, true, "", false, false
+			w.served[where] = true
 			w.reality[where] = r
 		}
 	}

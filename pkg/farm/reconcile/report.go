@@ -323,8 +323,19 @@ func (c report) progress(st *rc.Status) {
 			st.UpdatedAvailable++
 		}
 	}
+	c.secondNodes(st)
 	if c.s.RC.Service != nil || rc.IsPreDeploy(c.s.RC.ID) { // rollouts are decided from it
 		st.Failing = failing(c.s)
+	}
+}
+
+// secondNodes says whether pods leave the nodes where they never became available, and when the last one began to.
+func (c report) secondNodes(st *rc.Status) {
+	for p := range c.s.all() {
+		if a := p.Placement.Tried(); a != nil && c.s.rolls(p) && (st.TriedElsewhere == nil || a.Since.After(*st.TriedElsewhere)) {
+			st.TriedElsewhere = new(a.Since)
+		}
+		st.SecondNode = st.SecondNode || c.s.leaves(p) || c.s.unfit(p) && c.s.triesElsewhere(p)
 	}
 }
 
@@ -359,7 +370,7 @@ func failing(s *Snapshot) []rc.PodFailure {
 		}
 		found = append(found, rc.PodFailure{
 			Pod: fmt.Sprintf("%s.%d", p.Role, p.Identity.Index), Node: p.Node, Reason: field.Cut(describe(p.Reality), maxErrorBytes),
-			Hopeless: p.Reality.Hopeless,
+			Hopeless: p.Reality.Hopeless && !(s.unfit(p) && s.triesElsewhere(p)),
 		})
 	}
 	slices.SortStableFunc(found, func(a, b rc.PodFailure) int { return boolFirst(a.Hopeless, b.Hopeless) })

@@ -95,7 +95,7 @@ func copies(s *Snapshot, p *Pod) int {
 	if s.bounded() {
 		mayRun = func(name string) bool { return !s.machineLost(name) }
 	}
-	if p.RunState == pod.Running && !s.machineLost(p.Node) || p.RunState == pod.Stopped && mayRun(p.Node) {
+	if p.RunState == pod.Running && !s.machineLost(p.Node) || p.RunState == pod.Stopped && mayRun(p.Node) && !s.Vacant(p) {
 		n++
 	}
 	for _, g := range p.Placement.Ghosts {

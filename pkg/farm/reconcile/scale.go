@@ -60,7 +60,15 @@ func (c *scaling) scale() {
 		// What stays as it was found is not counted against those that may go: the others would pay for it.
 		removable := slices.DeleteFunc(slices.Clone(running), c.s.stays)
 		c.remove(removable, len(removable)-*g.Count, &spare, fmt.Sprintf("%d replicas of role %s desired", *g.Count, g.Role))
-		c.place(g.Role, c.allowed(*g.Count-len(running)-adopted[g.Role], room), &room)
+		again, leaving := c.secondNodesOf(g.Role)
+		wanted := max(0, *g.Count-len(running)-adopted[g.Role]-leaving)
+		c.forgetVacant(again[min(wanted, len(again)):])
+		c.place(g.Role, again[:min(wanted, len(again))], c.allowed(wanted, room), &room)
+	}
+	for p := range c.open() {
+		if !known[p.Role] && c.s.Vacant(p) {
+			c.forgetVacant([]*Pod{p})
+		}
 	}
 	for p := range c.s.running() {
 		if !known[p.Role] && !c.s.stays(p) {
@@ -137,14 +145,20 @@ func boolFirst(a, b bool) int {
 	}
 }
 
-// place asks for n new identities of a role, the lowest free indices first. An index is free once its stop is confirmed.
-func (c *scaling) place(role string, n int, room *int) {
+// place asks for n new identities of a role, those first that are placed again, then the lowest free indices. An index is free once its stop is
+// confirmed.
+func (c *scaling) place(role string, again []*Pod, n int, room *int) {
 	if n <= 0 || c.s.ManifestOf(c.newDigest(role)) == nil {
 		return
 	}
 	if c.s.Hold != "" {
 		c.waiting = true
 		return
+	}
+	for _, p := range again[:min(n, len(again))] {
+		c.placeElsewhere(p.Identity)
+		*room--
+		n--
 	}
 	used := map[int]bool{}
 	for p := range c.s.all() {

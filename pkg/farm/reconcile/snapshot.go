@@ -63,6 +63,7 @@ type Snapshot struct {
 	each    *eachNode               // of a controller with a pod on every matching node; nil: of another, or not yet counted
 	rule    *scheduler.Rule         // made when it is first needed
 	ruleErr error                   // of the selector
+	told    *experience             // nil: not yet reckoned
 	lot     Lot                     // pods that room is looked for; zero: any of the controller's
 	chosen  map[pod.Identity]string // digests of new replicas
 }
