@@ -333,11 +333,28 @@ func (m *Member) lacks() string {
 	return ""
 }
 
+// since returns when the time of the stage began: with its last progress, or when a pod that gets other ones left a node on which it had never
+// become available, for a second one. Each pod does that once.
+func (w *Work) since() time.Time {
+	since := w.Record.ProgressAt
+	for _, m := range w.In(Up) {
+		if m.Status == nil || m.Status.TriedElsewhere == nil {
+			continue
+		}
+		if at := *m.Status.TriedElsewhere; at.After(w.Now()) { // by a clock that was wrong
+			since = w.Now()
+		} else if at.After(since) {
+			since = at
+		}
+	}
+	return since
+}
+
 // timeout fails the stage once it has made no progress for stage_timeout. Without a stage_timeout it never fails, but
 // the record says after the default one what it waits for.
 func (w stage) timeout(why string) bool {
 	d := cmp.Or(time.Duration(w.Record.Update.StageTimeout), DefaultStageTimeout)
-	if left := w.left(d, w.Now().Sub(w.Record.ProgressAt)); left > 0 {
+	if left := w.left(d, w.Now().Sub(w.since())); left > 0 {
 		w.look(left)
 		return false
 	}

@@ -35,7 +35,19 @@ func worlds(t *testing.T) int {
 
 // Whatever happens to a service while it is rolled out: the minimum and the bound of the knobs hold, the new revision never asks for more than its target, the same
 // decision taken again changes nothing, and once the world is calm the rollout ends.
-func TestRandomWorlds(t *testing.T) {
+func TestRandomWorlds(t *testing.T) { anyWorlds(t, newWorld) }
+
+// The same where pods begin on machines on which they never become available, and get a second one.
+func TestRandomWorldsWithBadMachines(t *testing.T) {
+	anyWorlds(t, func(seed int64) *world {
+		w := newWorld(seed)
+		w.machines = true
+		return w
+	})
+}
+
+func anyWorlds(t *testing.T, newWorld func(seed int64) *world) {
+	t.Helper()
 	n := worlds(t)
 	var wg sync.WaitGroup
 	seeds := make(chan int64)
@@ -124,7 +136,7 @@ func randomWorld(w *world) (*world, string) {
 			break
 		}
 		w.push()
-		if w.record != nil && w.switching() && w.rcs[web7].ID == "" && pick(4) == 0 {
+		if w.record != nil && !w.machines && w.switching() && w.rcs[web7].ID == "" && pick(4) == 0 {
 			w.deploy(randomKnobs(w), 7, 1+pick(7), pick(3))
 		}
 		w.round()

@@ -21,27 +21,29 @@ const (
 
 // world is a cluster with one service, its owners and its runner. Owners do what ADR 16 says of them, in transactions that see everything.
 type world struct {
-	rnd     *rand.Rand
-	now     time.Time
-	epoch   string
-	breaker string
-	rcs     map[string]rc.RC
-	status  map[string]*rc.Status
-	pods    []*simPod
-	record  *rollout.Record
-	ended   *rollout.Decision // of the last rollout that ended
-	sick    map[string]bool   // digests whose pods never become available
-	holding map[string]bool
-	least   int // what the service's minimum and bound have to be, by the knobs and not by what the rules write
-	most    int
-	total   int
-	calm    bool // no pod changes its mind any more
-	tracing bool
-	trace   []string
-	broken  []string // rules that were violated
-	gates   func(*rollout.GateCall) string
-	answer  *rollout.GateAnswer
-	pre     *rollout.PreDeployed
+	rnd      *rand.Rand
+	luck     *rand.Rand // with nodes
+	machines bool       // some are such that a pod never becomes available on them
+	now      time.Time
+	epoch    string
+	breaker  string
+	rcs      map[string]rc.RC
+	status   map[string]*rc.Status
+	pods     []*simPod
+	record   *rollout.Record
+	ended    *rollout.Decision // of the last rollout that ended
+	sick     map[string]bool   // digests whose pods never become available
+	holding  map[string]bool
+	least    int // what the service's minimum and bound have to be, by the knobs and not by what the rules write
+	most     int
+	total    int
+	calm     bool // no pod changes its mind any more
+	tracing  bool
+	trace    []string
+	broken   []string // rules that were violated
+	gates    func(*rollout.GateCall) string
+	answer   *rollout.GateAnswer
+	pre      *rollout.PreDeployed
 }
 
 type simPod struct {
@@ -53,12 +55,14 @@ type simPod struct {
 	leaves           bool  // out of the name, as its placement says
 	foundAt          int64 // generation at which it was adopted; 0: it was not
 	hopeless         bool
-	switching        bool // it was upgraded, and has not been available since
+	switching        bool      // it was upgraded, and has not been available since
+	unfit            bool      // its node is one on which it never becomes available
+	tried            time.Time // when it left that for another; zero: it has not
 }
 
 func newWorld(seed int64) *world {
 	return &world{
-		rnd: rand.New(rand.NewSource(seed)), now: t0, epoch: "n1", rcs: map[string]rc.RC{}, status: map[string]*rc.Status{}, sick: map[string]bool{},
+		rnd: rand.New(rand.NewSource(seed)), luck: rand.New(rand.NewSource(^seed)), now: t0, epoch: "n1", rcs: map[string]rc.RC{}, status: map[string]*rc.Status{}, sick: map[string]bool{},
 		holding: map[string]bool{},
 	}
 }
@@ -165,6 +169,7 @@ func (w *world) ofService() (least, most int) {
 // own is one pass of a controller's owner.
 func (w *world) own(id string) {
 	r := w.rcs[id]
+	w.tryElsewhere(id)
 	beside := w.beside(id)
 	shared := r.Service != nil && len(beside) > 0
 	least, most := r.MinimumAvailable(), r.Desired()+r.Surge()
@@ -283,7 +288,16 @@ func (w *world) grow(id string, most int, shared bool) {
 func (w *world) place(p *simPod, r rc.RC) {
 	p.available, p.hopeless = false, w.sick[p.digest] && w.rnd.Intn(2) == 0
 	p.leaves = r.Service != nil && r.Service.Standby
-	p.standby, p.foundAt = p.leaves, 0
+	p.standby, p.foundAt, p.unfit = p.leaves, 0, w.machines && !w.calm && w.luck.Intn(6) == 0
+}
+
+// tryElsewhere gives some pods of a controller their second nodes.
+func (w *world) tryElsewhere(id string) {
+	for _, p := range w.podsOf(id) {
+		if p.unfit && !p.stopping && !p.lost && w.rcs[id].InPlace == nil && (w.calm || w.luck.Intn(3) == 0) {
+			p.unfit, p.tried = false, w.now
+		}
+	}
 }
 
 // limited reports whether the limit of an upgrade in place is about pods of a role.
@@ -360,6 +374,9 @@ func (w *world) report(id string) {
 			continue
 		}
 		st.Placed++
+		if !p.tried.IsZero() && (st.TriedElsewhere == nil || p.tried.After(*st.TriedElsewhere)) {
+			st.TriedElsewhere = new(p.tried)
+		}
 		current := p.digest == r.ManifestOf(p.role) && (r.InPlace == nil || limited(&r, p.role))
 		if current {
 			st.Updated++
@@ -401,7 +418,7 @@ func (w *world) nodes(share float64) {
 		switch {
 		case p.stopping:
 			w.pods = slices.DeleteFunc(w.pods, func(q *simPod) bool { return q == p })
-		case w.sick[p.digest]:
+		case w.sick[p.digest], p.unfit:
 			p.available = false
 		default:
 			p.available, p.switching = true, false
