@@ -38,8 +38,9 @@ type candidates struct {
 	mine     func(nodeName string) bool // this farm tries the node first; nil: the pool has those apart
 	guessed  []string                   // taken before the plan was computed, until they are used
 	early    map[string]store.Rec[node.Reservation]
-	looked   int  // at how many nodes' reservations
-	last     bool // those that were full as far as is known are tried, too
+	looked   int             // at how many nodes' reservations
+	last     bool            // those that were full as far as is known are tried, too
+	unfit    map[string]bool // tried only when no other has room
 }
 
 // guess takes nodes before the plan is computed where it will most likely ask for some: what is taken on them comes with
@@ -54,6 +55,9 @@ func (f *finder) guess(ctx context.Context) error {
 	}
 	n := s.RC.Desired()
 	for i := range s.Pods {
+		if s.Pods[i].Placement.Tried() != nil {
+			return nil // which nodes come last depends on what nodes say of its manifest
+		}
 		if stays(s, &s.Pods[i]) {
 			n--
 		}
@@ -65,7 +69,7 @@ func (f *finder) guess(ctx context.Context) error {
 		return err
 	}
 	if s.Manifest != nil {
-		f.putOffFull()
+		f.putOff()
 	}
 	f.nodes.guessed = f.takeNodes(ctx, n)
 	return nil
@@ -109,7 +113,9 @@ func newCandidates(s *reconcile.Snapshot, others scheduler.Reasons, spread strin
 		others: others, spread: spread, perNode: map[string]int{}, perGroup: map[string]int{}, avoid: map[pod.Identity][]string{}, fallback: map[string]bool{},
 	}
 	for i := range s.Pods {
-		found.perNode[s.Pods[i].Node]++
+		if !s.Vacant(&s.Pods[i]) {
+			found.perNode[s.Pods[i].Node]++
+		}
 		found.avoid[s.Pods[i].Identity] = s.AvoidedBy(&s.Pods[i])
 	}
 	found.count(s, nil)

@@ -114,9 +114,16 @@ func (f *finder) beginLook(plan *reconcile.Plan) placement.Look {
 func (f *finder) search(ctx context.Context, plan *reconcile.Plan, look placement.Look) (left []pod.Identity, wait time.Duration, why scheduler.Reasons, err error) {
 	s, left := f.snapshot, plan.Adds
 	if look.All {
-		f.putOffFull()
+		f.putOff()
 	} else {
 		f.nodes.only(look)
+		f.nodes.unfit = s.LastChoice()
+		f.nodes.skip(nil)
+	}
+	for i := range s.Pods { // without books nobody needs to be told: it is the last choice anyway
+		if s.Vacant(&s.Pods[i]) {
+			delete(f.nodes.avoid, s.Pods[i].Identity)
+		}
 	}
 	f.nodes.count(s, plan)
 	for first := true; len(left) > 0 && (!f.nodes.pool.Empty() || len(f.nodes.guessed) > 0); first = false {
@@ -125,7 +132,7 @@ func (f *finder) search(ctx context.Context, plan *reconcile.Plan, look placemen
 		if err != nil {
 			return nil, 0, nil, err
 		}
-		if len(names) == 0 && !f.putOnFull() {
+		if len(names) == 0 && !f.putOn() {
 			break
 		}
 		if left = f.place(plan, left, names, reservations); len(left) > 0 {
@@ -150,21 +157,39 @@ func (f *finder) search(ctx context.Context, plan *reconcile.Plan, look placemen
 	return left, wait, why, nil
 }
 
-// putOffFull has those nodes not tried for now that have no room for the pods as far as this farm knows.
-func (f *finder) putOffFull() {
+// putOff has those nodes not tried for now that have no room for the pods as far as this farm knows, and those on which pods of the controller
+// never became available.
+func (f *finder) putOff() {
 	n, s := f.nodes, f.snapshot
-	if n.strict || n.last {
+	if n.last {
 		return
 	}
-	full := f.kit.usage.full(s.Nodes, reconcile.NewClaim(s, pod.Identity{}), len(s.Placing().DynamicPorts()), s.Now)
-	n.pool.Preferred.Skip, n.pool.Rest.Skip = full, full
+	n.unfit = s.LastChoice()
+	if n.strict {
+		n.skip(nil)
+		return
+	}
+	n.skip(f.kit.usage.full(s.Nodes, reconcile.NewClaim(s, pod.Identity{}), len(s.Placing().DynamicPorts()), s.Now))
 }
 
-// putOnFull has all nodes tried from now on, and reports whether some were not.
-func (f *finder) putOnFull() bool {
+// skip has nodes not tried for now: those given, and the unfit ones; nil: no others.
+func (n *candidates) skip(full func(name string) bool) {
+	skip := full
+	if unfit := n.unfit; len(unfit) > 0 {
+		skip = func(name string) bool { return unfit[name] || full != nil && full(name) }
+	}
+	n.pool.Preferred.Skip, n.pool.Rest.Skip = skip, skip
+}
+
+// putOn has nodes tried that were put off: those that are full as far as is known, then those that are unfit. It reports whether there are some.
+func (f *finder) putOn() bool {
 	n := f.nodes
 	skipped := n.pool.Preferred.Skip != nil && !n.pool.Empty()
-	n.pool.Preferred.Skip, n.pool.Rest.Skip, n.last = nil, nil, true
+	if n.last {
+		n.unfit = nil
+	}
+	n.last = true
+	n.skip(nil)
 	return skipped
 }
 
