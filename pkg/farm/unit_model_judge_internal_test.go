@@ -39,7 +39,7 @@ func (h *history) judgeBatch(b *store.Batch, seen *simView) func() {
 	for _, w := range b.Pods {
 		was := recordAt[pod.Placement](h.store, simKeys.Pods.Key(w.Identity.String()))
 		adds = adds || w.Placement != nil && w.Placement.RunState == pod.Running &&
-			!slices.Contains(nodesOf(&was.Value), w.Placement.Node)
+			(!slices.Contains(nodesOf(&was.Value), w.Placement.Node) || was.Value.RunState == pod.Stopped)
 		stops = stops || w.Placement != nil && w.Placement.RunState == pod.Stopped && was.Value.RunState == pod.Running
 		h.judgeConfirmed(&was.Value, w.Placement)
 		if was.Index != w.Index {

@@ -15,6 +15,7 @@ type simNode struct {
 	*history
 	name    string
 	alive   bool
+	bad     bool // no pod becomes available on it, and each says that waiting does not help
 	lost    bool // while it is not alive: its machine, as Consul says
 	tenure  int  // of its preparer: what one sent is refused once the next one is there
 	told    map[pod.Identity]simRecord
@@ -30,6 +31,7 @@ type simCopy struct {
 	revision  int64
 	stopped   bool
 	available bool
+	served    bool // it has been available since it began
 	standby   bool
 }
 
@@ -121,6 +123,7 @@ func (n *simNode) work(id pod.Identity) {
 	case c == nil || c.revision < in.Revision:
 		next := &simCopy{digest: in.Digest, revision: in.Revision, stopped: in.State == pod.Stopped, standby: in.Standby}
 		next.available = c != nil && !c.stopped && !next.stopped && c.digest == in.Digest && c.available
+		next.served = next.available || c != nil && !c.stopped && !next.stopped && c.served
 		n.runs[id] = next
 	}
 }
@@ -129,6 +132,7 @@ func (n *simNode) work(id pod.Identity) {
 func (n *simNode) turns(id pod.Identity, available bool) {
 	if c := n.runs[id]; c != nil && !c.stopped {
 		c.available = available
+		c.served = c.served || available
 	}
 }
 
@@ -147,6 +151,9 @@ func (n *simNode) reality(id pod.Identity) *pod.Reality {
 		r.State = pod.StateStopped
 	case c.available:
 		r.State = pod.StateReady
+	default:
+		r.NeverAvailable = !c.served
+		r.Hopeless = n.bad
 	}
 	return r
 }

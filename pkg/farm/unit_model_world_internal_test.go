@@ -137,6 +137,7 @@ func newHistory(v *simVariant, choose func(int) int) *history {
 		h.nodes, h.others[n.name] = append(h.nodes, n), map[pod.Identity]bool{}
 		n.start()
 	}
+	h.nodes[0].bad = choose(3) == 0
 	h.rev, h.inEffect = 1, 1
 	s.set(simKeys.RCs.Key(rc.RevisionID(simUnit, 1)), h.revision(1, 2+choose(3)))
 	for _, name := range []string{"f0", "f1"} {
@@ -207,7 +208,7 @@ func (n *simNode) step() {
 		for _, id := range n.pods() {
 			if n.choose(2) == 0 {
 				n.work(id)
-				n.turns(id, n.choose(4) > 0)
+				n.turns(id, n.choose(4) > 0 && !n.bad)
 			}
 		}
 	default:
