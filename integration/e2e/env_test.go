@@ -98,6 +98,7 @@ var scenarios = map[string]func(*env){
 	"no-health":             noHealth,
 	"variables":             variables,
 	"sick-move":             sickMove,
+	"bad-machine":           badMachine,
 	"misplaced":             misplaced,
 	"volume-redeploy":       volumeRedeploy,
 	"pod-labels":            podLabels,

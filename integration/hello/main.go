@@ -1,7 +1,7 @@
 // Command hello is the sample program of the demo and the end-to-end tests: an HTTP server that says who it is.
 //
-// Its behaviour can be bent through the environment: HELLO_FAIL=1 makes it exit at once with status 3, HELLO_EXIT=n with
-// status n once it has said so, HELLO_ENDS=5s after that time, HELLO_SICK=1 makes its health check fail,
+// Its behaviour can be bent through the environment: HELLO_FAIL=1 makes it exit at once with status 3, HELLO_FAIL=NODE,NODE
+// does so on some nodes, HELLO_EXIT=n makes it exit with status n once it has said so, HELLO_ENDS=5s after that time, HELLO_SICK=1 makes its health check fail,
 // HELLO_SICK=NODE,NODE does so on some nodes, HELLO_HUNG=FILE makes it answer no health check while there is such a file,
 // HELLO_VERSION is repeated in its answers. HELLO_HOSTILE=n makes it do to its node what it can, with a tree of
 // directories n deep. HELLO_ALONE=DIR makes it hold DIR/<pod id>-<role>-<index> locked while it lives, and write there
@@ -26,8 +26,14 @@ import (
 	"time"
 )
 
+// here reports whether a variable is 1, or names this node among others.
+func here(variable string) bool {
+	nodes := strings.Split(os.Getenv(variable), ",")
+	return slices.Contains(nodes, "1") || os.Getenv("NODE_NAME") != "" && slices.Contains(nodes, os.Getenv("NODE_NAME"))
+}
+
 func main() {
-	if os.Getenv("HELLO_FAIL") != "" {
+	if here("HELLO_FAIL") {
 		fmt.Fprintln(os.Stderr, "failing as HELLO_FAIL says")
 		os.Exit(3)
 	}
@@ -85,7 +91,7 @@ func serve() error {
 			<-r.Context().Done()
 			return
 		}
-		if sick := strings.Split(os.Getenv("HELLO_SICK"), ","); slices.Contains(sick, "1") || slices.Contains(sick, os.Getenv("NODE_NAME")) {
+		if here("HELLO_SICK") {
 			http.Error(w, "sick as HELLO_SICK says", http.StatusServiceUnavailable)
 			return
 		}
