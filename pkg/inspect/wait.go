@@ -115,7 +115,15 @@ func MayBeHalted(want *rc.RC, o Observation) (may, soon bool) {
 // before may, until they are replaced. worst is the pod that keeps it, nil where none does.
 func Halted(o Observation, pods *Pods) (is bool, worst *pod.Placement, says pod.Reality) {
 	worst, says = Failing(pods, o.RC.Digests())
-	return o.Status.Is(rc.Blocked) || worst != nil && severity(&says) >= hopeless, worst, says
+	return o.Status.Is(rc.Blocked) || worst != nil && severity(&says) >= hopeless && !getsSecondNode(o.Status, worst, &says), worst, says
+}
+
+// getsSecondNode reports whether a hopeless pod is tried on another node, or may be for all that its owner has said of it so far.
+func getsSecondNode(st *rc.Status, p *pod.Placement, says *pod.Reality) bool {
+	if !says.NeverAvailable || p.Tried() != nil {
+		return false
+	}
+	return st.SecondNode || says.State == pod.StateCrashLooping && !st.Is(rc.CrashLooping)
 }
 
 // How bad a report about a pod is that is not available.

@@ -79,6 +79,22 @@ func TestHalted(t *testing.T) {
 			t.Errorf("%s: may %t, soon %t, is %t, worst %v", name, may, soon, is, worst)
 		}
 	}
+	never := pods("d", pod.StateCrashLooping, true)
+	for at, r := range never.Realities {
+		r.NeverAvailable = true
+		never.Realities[at] = r
+	}
+	leaves, told := seen(3, rc.CrashLooping), seen(3, rc.CrashLooping)
+	leaves.Status.SecondNode = true
+	for i, o := range []Observation{leaves, seen(3), told} {
+		if is, _, _ := Halted(o, never); is != (i == 2) {
+			t.Errorf("%d: a pod that may get a second node: halted is %t", i, is)
+		}
+	}
+	never.Placements[0].Avoid = []pod.Avoided{{Node: "n2", Digest: "d"}}
+	if is, _, _ := Halted(leaves, never); !is {
+		t.Error("a pod that fails on its second node halts nothing while another leaves its first")
+	}
 	if may, _ := MayBeHalted(want, Observation{RC: want}); may {
 		t.Error("a controller without status is halted")
 	}
