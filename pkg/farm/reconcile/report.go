@@ -179,6 +179,9 @@ func (c report) conditions(outdated, adopted, ended int, waitingFor *Pod) {
 		if waitingFor != nil {
 			reason += fmt.Sprintf("; waiting for %s.%d on %s (%s)",
 				waitingFor.Role, waitingFor.Identity.Index, waitingFor.Node, describe(waitingFor.Reality))
+			if before := tried(s, waitingFor); before != "" {
+				reason += "; " + before
+			}
 		}
 		if waitingFor == nil && left != nil {
 			reason += fmt.Sprintf("; %s has not confirmed that %s.%d stopped there", left.Name, left.Pod.Role, left.Pod.Index)

@@ -277,6 +277,15 @@ func TestTheStatusOfAPodThatLeaves(t *testing.T) {
 	s.Pods[0].Avoid = []pod.Avoided{{Node: "n2", Digest: "m1", Since: since}}
 	s.Pods[1].Avoid = []pod.Avoided{{Node: "n2", Digest: "m1", Since: since.Add(-time.Minute)}}
 	st = reconcile.Compute(s).Status
+	why := ""
+	for _, cond := range st.Conditions {
+		if cond.Type == rc.Converged {
+			why = cond.Reason
+		}
+	}
+	if !strings.Contains(why, "waiting for main.0 on n0") || !strings.Contains(why, "it did not become available on n2") {
+		t.Errorf("not converged: %q", why)
+	}
 	if len(st.Failing) != 1 || !st.Failing[0].Hopeless || st.SecondNode || st.TriedElsewhere == nil || !st.TriedElsewhere.Equal(since) {
 		t.Errorf("on its second node: %+v", st)
 	}
