@@ -37,7 +37,7 @@ func badMachine(e *env) {
 	e.leavesOut("n1", 5)
 
 	h := e.hello(3, map[string]string{"HELLO_FAIL": "n1"})
-	h.Name = "plain"
+	h.Name, h.Port = "plain", 0
 	e.applied(h)
 	id := e.rcID("plain")
 	if nodes := e.nodesOf(id); slices.Contains(nodes, "n1") {

@@ -38,9 +38,10 @@ type candidates struct {
 	mine     func(nodeName string) bool // this farm tries the node first; nil: the pool has those apart
 	guessed  []string                   // taken before the plan was computed, until they are used
 	early    map[string]store.Rec[node.Reservation]
-	looked   int             // at how many nodes' reservations
-	last     bool            // those that were full as far as is known are tried, too
-	unfit    map[string]bool // tried only when no other has room
+	looked   int                       // at how many nodes' reservations
+	last     bool                      // those that were full as far as is known are tried, too
+	vacant   map[string][]pod.Identity // by node: pods that have stopped to be placed again, and hold their shares until then
+	unfit    map[string]bool           // tried only when no other has room
 }
 
 // guess takes nodes before the plan is computed where it will most likely ask for some: what is taken on them comes with
@@ -110,11 +111,13 @@ func newCandidates(s *reconcile.Snapshot, others scheduler.Reasons, spread strin
 		others = scheduler.Reasons{}
 	}
 	found := &candidates{
-		others: others, spread: spread, perNode: map[string]int{}, perGroup: map[string]int{}, avoid: map[pod.Identity][]string{}, fallback: map[string]bool{},
+		others: others, spread: spread, perNode: map[string]int{}, perGroup: map[string]int{}, avoid: map[pod.Identity][]string{}, fallback: map[string]bool{}, vacant: map[string][]pod.Identity{},
 	}
 	for i := range s.Pods {
-		if !s.Vacant(&s.Pods[i]) {
-			found.perNode[s.Pods[i].Node]++
+		if p := &s.Pods[i]; s.Vacant(p) {
+			found.vacant[p.Node] = append(found.vacant[p.Node], p.Identity)
+		} else {
+			found.perNode[p.Node]++
 		}
 		found.avoid[s.Pods[i].Identity] = s.AvoidedBy(&s.Pods[i])
 	}

@@ -263,7 +263,7 @@ func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
 				if d.Unreadable[name] == nil && disagrees(s.Nodes[name], d.Reservations[name].Value) {
 					f.kit.mismatched.add(name)
 				}
-				at := scheduler.Candidate{View: s.Nodes[name], Reservation: d.Reservations[name].Value, Pods: f.nodes.perNode[name]}
+				at := scheduler.Candidate{View: s.Nodes[name], Reservation: f.nodes.withoutVacant(name, d.Reservations[name].Value), Pods: f.nodes.perNode[name]}
 				reason := rule.Refuses(at, pod.Identity{})
 				if reason != "" {
 					f.nodes.others[reason]++
@@ -293,6 +293,19 @@ func (f *finder) lookAround(ctx context.Context, pods int) ([]string, error) {
 	f.kit.ledger.Reserve(found)
 	f.taken = append(f.taken, found...)
 	return found, nil
+}
+
+// withoutVacant returns a reservation without the shares of pods that are to be placed again: each may have its own.
+func (n *candidates) withoutVacant(nodeName string, res node.Reservation) node.Reservation {
+	vacant := n.vacant[nodeName]
+	if len(vacant) == 0 {
+		return res
+	}
+	res = res.Clone()
+	for _, id := range vacant {
+		delete(res.Claims, id.String())
+	}
+	return res
 }
 
 // only leaves the nodes that a look is about.

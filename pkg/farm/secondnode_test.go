@@ -1,0 +1,84 @@
+package farm_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/store"
+)
+
+// failing is a node on which no pod ever becomes available.
+func failing(in pod.Intent) pod.Reality {
+	r := pod.Reality{
+		Identity: in.Identity, Digest: in.Digest, Revision: in.Revision, State: pod.StateCrashLooping, Hopeless: true, NeverAvailable: true, Message: "exec format error",
+	}
+	if in.State == pod.Stopped {
+		r.State, r.Hopeless, r.NeverAvailable = pod.StateStopped, false, false
+	}
+	return r
+}
+
+// nodesOf returns where the pods of a controller are, sorted, and how many of them remember a node on which they never became available.
+func (c *cluster) nodesOf(id string) (nodes []string, tried int) {
+	c.t.Helper()
+	recs, corrupt, err := c.store.Pods.List(c.t.Context(), store.Consistent, id)
+	if err != nil || len(corrupt) > 0 {
+		c.t.Fatal(err, corrupt)
+	}
+	for i := range recs {
+		p := &recs[i].Value
+		if p.Tried() != nil {
+			tried++
+		}
+		nodes = append(nodes, fmt.Sprintf("%s %s", p.Node, p.RunState))
+	}
+	slices.Sort(nodes)
+	return nodes, tried
+}
+
+// Pods leave the machine on which they never become available, and it is the last choice for those that come after them, empty as it is. Another
+// controller is not kept off it.
+func TestABadMachineIsTheLastChoice(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n0", nil, failing)
+	c.node("n1", nil, nil)
+	c.node("n2", nil, nil)
+	c.farm("f1")
+	c.apply("web", testManifest("web", 0), replicas(3))
+	c.converged("web", 3)
+	c.apply("web", testManifest("web", 0), replicas(9))
+	c.converged("web", 9)
+	nodes, tried := c.nodesOf("web")
+	if slices.Contains(nodes, "n0 running") || tried != 1 {
+		t.Errorf("pods are on %v, %d of them were elsewhere before", nodes, tried)
+	}
+	c.apply("web", testManifest("web", 0), replicas(21)) // the others have 20 slots
+	consultest.Eventually(t, soon, func() error {
+		if nodes, _ = c.nodesOf("web"); len(nodes) != 21 || !slices.Contains(nodes, "n0 running") {
+			return fmt.Errorf("pods are on %v", nodes)
+		}
+		return nil
+	})
+}
+
+// A pod whose second node is its first, because no other has room, has its own share there.
+func TestTheOnlyRoomIsWhereItWas(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for i, react := range []func(pod.Intent) pod.Reality{failing, nil, nil} {
+		c.node(fmt.Sprintf("n%d", i), nil, react)
+	}
+	c.farm("f1")
+	c.apply("web", testManifest("web", 8080), replicas(3))
+	consultest.Eventually(t, soon, func() error {
+		nodes, tried := c.nodesOf("web")
+		if want := []string{"n0 running", "n1 running", "n2 running"}; !slices.Equal(nodes, want) || tried != 1 {
+			return fmt.Errorf("pods are on %v, %d were stopped", nodes, tried)
+		}
+		return nil
+	})
+}
