@@ -178,7 +178,7 @@ func (j *judgement) inUse(w *Write, p *placement) int {
 		return w.state.alive(node) && !j.recently(w, j.away.dead[node]) && !j.recently(w, j.away.unread[node])
 	}
 	n := 0
-	if p.RunState == running && !j.recently(w, j.away.gone[p.Node]) && !w.state.lost(p.Node, p.LostSince != nil) || p.RunState == stopped && lives(p.Node) {
+	if p.RunState == running && !j.recently(w, j.away.gone[p.Node]) && !w.state.lost(p.Node, p.LostSince != nil) || p.RunState == stopped && lives(p.Node) && !j.vacant(w, p) {
 		n++
 	}
 	for _, g := range p.Ghosts {
@@ -187,6 +187,11 @@ func (j *judgement) inUse(w *Write, p *placement) int {
 		}
 	}
 	return n
+}
+
+// vacant reports whether a pod has stopped to be placed again on a second node: it takes no room until then.
+func (j *judgement) vacant(w *Write, p *placement) bool {
+	return p.leftUnfit() && w.before(realityKey(p.Node, p.id())).reality().stopped(p.Revision)
 }
 
 // recently reports whether something was so a moment before the transaction, zero for never.

@@ -47,6 +47,21 @@ type placement struct {
 	DeadIndex           uint64     `json:"dead_index"`
 	StoppingSince       *time.Time `json:"stopping_since"`
 	Standby             bool       `json:"standby"` // out of its service's name
+	// Avoid are nodes where it never became available, those with a digest before it had its second node.
+	Avoid []struct {
+		Node   string `json:"node"`
+		Digest string `json:"digest"`
+	} `json:"avoid"`
+}
+
+// leftUnfit reports whether the pod was asked to stop because it never became available where it is.
+func (p *placement) leftUnfit() bool {
+	for _, a := range p.Avoid {
+		if a.Node == p.Node && a.Digest == p.Digest && p.RunState == stopped {
+			return true
+		}
+	}
+	return false
 }
 
 const (
