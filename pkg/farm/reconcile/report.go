@@ -253,7 +253,7 @@ func leftBehind(s *Snapshot) (left *unconfirmedStop, dead []string) {
 		}
 	}
 	for p := range s.all() {
-		if p.RunState == pod.Stopped {
+		if p.RunState == pod.Stopped && !s.Vacant(p) {
 			note(p, p.Node)
 		}
 		for _, g := range p.Placement.Ghosts {
@@ -373,7 +373,7 @@ func failing(s *Snapshot) []rc.PodFailure {
 		}
 		found = append(found, rc.PodFailure{
 			Pod: fmt.Sprintf("%s.%d", p.Role, p.Identity.Index), Node: p.Node, Reason: field.Cut(describe(p.Reality), maxErrorBytes),
-			Hopeless: p.Reality.Hopeless && !(s.unfit(p) && s.triesElsewhere(p)),
+			Hopeless: p.Reality.Hopeless && !(s.unfit(p) && (s.triesElsewhere(p) || s.mayYet(p))),
 		})
 	}
 	slices.SortStableFunc(found, func(a, b rc.PodFailure) int { return boolFirst(a.Hopeless, b.Hopeless) })

@@ -209,6 +209,11 @@ func (c upgrades) upgrade() {
 	if c.s.Rollout != "" && c.s.RC.InPlace == nil || c.s.Hold != "" {
 		return
 	}
+	for p := range c.s.all() {
+		if c.s.leaves(p) {
+			return // whether its manifest works is seen on its second node
+		}
+	}
 	var outdated []*Pod
 	available, waiting, failed, last := len(c.companionPods), false, "", ""
 	beside, besides := false, "" // a pod of a role that does not change is not available, and why

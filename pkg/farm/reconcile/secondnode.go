@@ -93,15 +93,40 @@ func (s *Snapshot) triesElsewhere(p *Pod) bool {
 	return (e.serves[p.Digest] || e.tried[p.Digest] < rc.MaxTries) && s.hasOther(p.Node)
 }
 
+// mayYet reports whether an unfit pod may get its second node although its turn has not come: pods of its manifest are on their way, and
+// tell whether it works at all.
+func (s *Snapshot) mayYet(p *Pod) bool {
+	if !s.mayTryTwice(p) || s.stays(p) || p.Placement.Tried() != nil || !s.hasOther(p.Node) {
+		return false
+	}
+	for o := range s.running() {
+		if o.Digest == p.Digest && s.aliveOn(o.Node) && !s.available(o) && !hasFailed(o) && !s.unfit(o) && !s.overdue(o) {
+			return true
+		}
+	}
+	return false
+}
+
 // leaves reports whether a pod stops, or has stopped, to be tried on its second node.
 func (s *Snapshot) leaves(p *Pod) bool {
 	a := p.Placement.Tried()
 	return p.RunState == pod.Stopped && a != nil && a.Node == p.Node && s.mayTryTwice(p)
 }
 
-// Vacant reports whether such a pod has stopped, as its node confirmed: it takes no room, and its placement keeps the identity until it is placed.
+// Vacant reports whether such a pod has stopped, as its node confirmed, and no other copy is known: it takes no room, and its placement keeps the
+// identity until it is placed.
 func (s *Snapshot) Vacant(p *Pod) bool {
-	return s.leaves(p) && confirmed(p.Reality, p.Revision) && s.saysNow(p.Node)
+	return s.leaves(p) && confirmed(p.Reality, p.Revision) && s.saysNow(p.Node) && !s.hasOrphan(p)
+}
+
+// hasOrphan reports whether another copy of a pod is known, which is adopted or stopped first.
+func (s *Snapshot) hasOrphan(p *Pod) bool {
+	return slices.ContainsFunc(s.Orphans, func(o Orphan) bool { return o.Identity == p.Identity && o.Node != p.Node })
+}
+
+// late reports whether a pod that leaves takes longer to stop than pods have to become available: nobody waits for it any more.
+func (s *Snapshot) late(p *Pod) bool {
+	return p.StoppingSince != nil && s.Now.Sub(*p.StoppingSince) >= deadline(s, p)
 }
 
 // begin has one pod leave the node where it never became available. Others wait until it is placed again: where they all fail because of their
@@ -110,9 +135,9 @@ func (c secondNodes) begin() {
 	var next *Pod
 	for p := range c.s.all() {
 		switch {
-		case c.s.leaves(p) && (c.s.aliveOn(p.Node) || c.s.Vacant(p)):
+		case c.s.leaves(p) && (c.s.aliveOn(p.Node) && !c.s.late(p) || c.s.Vacant(p)):
 			return
-		case c.changed[p.Identity] || !c.s.neverAvailable(p) || !c.s.triesElsewhere(p) || c.surplus(p.Role):
+		case c.changed[p.Identity] || !c.s.neverAvailable(p) || !c.s.triesElsewhere(p) || c.s.hasOrphan(p) || c.surplus(p.Role):
 		case !c.s.unfit(p):
 			c.requeueAfter(deadline(c.s, p) - c.s.Now.Sub(p.ChangedAt))
 		case next == nil:
@@ -127,17 +152,25 @@ func (c secondNodes) begin() {
 		Node: next.Node, Since: c.s.Now, Generation: c.s.RC.Generation, Digest: next.Digest, Reason: field.Cut(describe(next.Reality), maxAvoidedReason),
 	})
 	c.stopAs(next, as, "it never became available there, and is tried on another node", true)
+	for i := range c.plan.Changes { // by the time it is written the pod may have become available
+		if ch := &c.plan.Changes[i]; ch.Identity == next.Identity && ch.Action == Stop {
+			ch.NeedsReports = []string{next.Node}
+		}
+	}
 }
 
 // secondNodesOf returns the pods of a role that are placed again once their stop is confirmed, and how many stop for that.
 func (c *scaling) secondNodesOf(role string) (vacant []*Pod, leaving int) {
-	for p := range c.open() {
+	for p := range c.s.all() {
 		switch {
 		case p.Role != role || !c.s.leaves(p):
-		case c.s.Vacant(p):
+		case c.s.Vacant(p) && !c.changed[p.Identity]:
 			vacant = append(vacant, p)
-		case c.s.aliveOn(p.Node):
+		case c.s.aliveOn(p.Node) && !c.s.late(p):
 			leaving++
+			if p.StoppingSince != nil {
+				c.requeueAfter(deadline(c.s, p) - c.s.Now.Sub(*p.StoppingSince))
+			}
 		}
 	}
 	return vacant, leaving
@@ -203,6 +236,11 @@ func (s *Snapshot) LastChoice() map[string]bool {
 		}
 		if serves && s.unfit(p) {
 			last[p.Node] = true
+		}
+	}
+	for p := range s.all() { // a vacant pod did not work where others do
+		if s.Vacant(p) {
+			delete(well, p.Node)
 		}
 	}
 	for name := range well {
