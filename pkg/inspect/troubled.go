@@ -66,7 +66,7 @@ func aboutPod(s *Situation, p *pod.Placement) (c Cause, is bool) {
 	switch {
 	case p.RunState == pod.Stopped && !(reported && r.State == pod.StateStopped):
 		return Cause{fmt.Sprintf("%s on %s was asked to stop%s and has not confirmed it%s.", name, p.Node, since(p.StoppingSince, s.Now), says(r)), "Wait for its stop_grace; then look at the preparer of " + p.Node + "."}, true
-	case p.RunState == pod.Stopped && leftUnfit(p):
+	case p.Leaves() != nil:
 		return Cause{fmt.Sprintf("%s has stopped on %s, where it never became available; it is placed again where there is room.", name, p.Node), "Wait; if it stays so, see what is said of nodes."}, true
 	case p.RunState == pod.Stopped:
 		return Cause{fmt.Sprintf("%s on %s has stopped; its owner is about to remove it.", name, p.Node), "Wait."}, true
@@ -209,10 +209,4 @@ func aboutGhost(s *Situation, p *pod.Placement, g pod.Ghost) Cause {
 		what + " because no preparer lives there.",
 		fmt.Sprintf("Bring %s back, or if it is gone for good: rcctl pod forget %s --node %s", g.Node, name, g.Node),
 	}
-}
-
-// leftUnfit reports whether a pod is where it never became available, and was asked to stop for that.
-func leftUnfit(p *pod.Placement) bool {
-	a := p.Tried()
-	return a != nil && a.Node == p.Node
 }

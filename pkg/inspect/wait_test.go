@@ -84,15 +84,21 @@ func TestHalted(t *testing.T) {
 		r.NeverAvailable = true
 		never.Realities[at] = r
 	}
-	leaves, told := seen(3, rc.CrashLooping), seen(3, rc.CrashLooping)
-	leaves.Status.SecondNode = true
-	for i, o := range []Observation{leaves, seen(3), told} {
-		if is, _, _ := Halted(o, never); is != (i == 2) {
-			t.Errorf("%d: a pod that may get a second node: halted is %t", i, is)
+	told := seen(3, rc.CrashLooping)
+	told.Status.Hopeless = true
+	for i, o := range []Observation{seen(3, rc.CrashLooping), seen(3), told} {
+		for _, state := range []pod.State{pod.StateCrashLooping, pod.StateFailed, pod.StatePending} { // the owner may not have read of it yet
+			for at, r := range never.Realities {
+				r.State = state
+				never.Realities[at] = r
+			}
+			if is, _, _ := Halted(o, never); is != (i == 2) {
+				t.Errorf("%d: a pod that may get a second node, and is %s: halted is %t", i, state, is)
+			}
 		}
 	}
 	never.Placements[0].Avoid = []pod.Avoided{{Node: "n2", Digest: "d"}}
-	if is, _, _ := Halted(leaves, never); !is {
+	if is, _, _ := Halted(seen(3), never); !is {
 		t.Error("a pod that fails on its second node halts nothing while another leaves its first")
 	}
 	if may, _ := MayBeHalted(want, Observation{RC: want}); may {

@@ -101,6 +101,16 @@ func (p *Placement) Tried() *Avoided {
 	return field.Find(p.Avoid, func(a *Avoided) bool { return a.Digest != "" && a.Digest == p.Digest })
 }
 
+// Leaves returns what the placement remembers of the node where the pod is, if it was asked to stop there to be tried on a second one; nil: it
+// was not. A pod may come back to that node, and stop there for another reason: then it was asked at another time.
+func (p *Placement) Leaves() *Avoided {
+	a := p.Tried()
+	if a == nil || a.Node != p.Node || p.RunState != Stopped || p.StoppingSince == nil || !p.StoppingSince.Equal(a.Since) {
+		return nil
+	}
+	return a
+}
+
 // Bytes returns an upper bound of the placement's length as JSON.
 func (p *Placement) Bytes() int {
 	const rest = len(`{"rc_id":"","role":"","index":,"node":"","pod_id":"","labels":null,"digest":"","ports":{},"run_state":"",` +

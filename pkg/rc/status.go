@@ -37,9 +37,9 @@ type Status struct {
 	// TriedElsewhere is when a pod that runs the record's manifest was last told to leave a node where it had never become available. Each
 	// pod does that once; the timeout of a stage counts anew from then.
 	TriedElsewhere *time.Time `json:"tried_elsewhere,omitempty" feature:"second-node"`
-	// SecondNode: a pod leaves such a node, or will.
-	SecondNode bool         `json:"second_node,omitempty" feature:"second-node"`
-	Failing    []PodFailure `json:"failing,omitempty"` // pods that run the record's manifest and fail, hopeless ones first; at most MaxFailing
+	// Hopeless: of such pods one is hopeless where it is, and gets no second node.
+	Hopeless bool         `json:"hopeless,omitempty" feature:"second-node"`
+	Failing  []PodFailure `json:"failing,omitempty"` // pods that run the record's manifest and fail, hopeless ones first; at most MaxFailing
 }
 
 // MaxFailing is how many failing pods a status names.

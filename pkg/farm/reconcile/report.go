@@ -332,13 +332,16 @@ func (c report) progress(st *rc.Status) {
 	}
 }
 
-// secondNodes says whether pods leave the nodes where they never became available, and when the last one began to.
+// secondNodes says when a pod last began to leave a node where it never became available, and whether one fails that does not.
 func (c report) secondNodes(st *rc.Status) {
 	for p := range c.s.all() {
 		if a := p.Placement.Tried(); a != nil && c.s.rolls(p) && (st.TriedElsewhere == nil || a.Since.After(*st.TriedElsewhere)) {
 			st.TriedElsewhere = new(a.Since)
 		}
-		st.SecondNode = st.SecondNode || c.s.leaves(p) || c.s.unfit(p) && c.s.triesElsewhere(p)
+		if left := c.s.mayYet(p); left > 0 && c.s.unfit(p) {
+			c.requeueAfter(left)
+		}
+		st.Hopeless = st.Hopeless || p.RunState == pod.Running && c.s.current(p) && !c.s.available(p) && c.s.hopeless(p)
 	}
 }
 
@@ -373,7 +376,7 @@ func failing(s *Snapshot) []rc.PodFailure {
 		}
 		found = append(found, rc.PodFailure{
 			Pod: fmt.Sprintf("%s.%d", p.Role, p.Identity.Index), Node: p.Node, Reason: field.Cut(describe(p.Reality), maxErrorBytes),
-			Hopeless: p.Reality.Hopeless && !(s.unfit(p) && (s.triesElsewhere(p) || s.mayYet(p))),
+			Hopeless: s.hopeless(p),
 		})
 	}
 	slices.SortStableFunc(found, func(a, b rc.PodFailure) int { return boolFirst(a.Hopeless, b.Hopeless) })

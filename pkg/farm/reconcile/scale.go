@@ -156,9 +156,12 @@ func (c *scaling) place(role string, again []*Pod, n int, room *int) {
 		return
 	}
 	for _, p := range again[:min(n, len(again))] {
+		n--
+		if c.s.ManifestOf(p.Digest) == nil {
+			continue // it waits for that
+		}
 		c.placeElsewhere(p.Identity)
 		*room--
-		n--
 	}
 	used := map[int]bool{}
 	for p := range c.s.all() {
@@ -210,7 +213,7 @@ func (c upgrades) upgrade() {
 		return
 	}
 	for p := range c.s.all() {
-		if c.s.leaves(p) {
+		if c.s.onItsWay(p) {
 			return // whether its manifest works is seen on its second node
 		}
 	}

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -17,10 +18,11 @@ type secondNodes struct{ *room }
 
 // experience is what the controller's pods tell of a manifest, and of nodes.
 type experience struct {
-	serves map[string]bool // digests at which a pod is available
-	tried  map[string]int  // by digest: pods that have had, or wait for, their second node
-	nodes  []string        // two eligible nodes that take another pod of the controller as far as the pods tell, or as many as there are
-	looked bool            // for nodes
+	serves map[string]bool          // digests at which a pod is available
+	tried  map[string]int           // by digest: pods that have had, or wait for, their second node
+	tells  map[string]time.Duration // by digest: how long pods that start may take still, until all of them have told whether it works
+	nodes  []string                 // two eligible nodes that take another pod of the controller as far as the pods tell, or as many as there are
+	looked bool                     // for nodes
 }
 
 // experience returns what the pods tell. It is reckoned once.
@@ -28,10 +30,13 @@ func (s *Snapshot) experience() *experience {
 	if s.told != nil {
 		return s.told
 	}
-	e := &experience{serves: map[string]bool{}, tried: map[string]int{}}
+	e := &experience{serves: map[string]bool{}, tried: map[string]int{}, tells: map[string]time.Duration{}}
 	for p := range s.all() {
 		if s.availableHere(p) {
 			e.serves[p.Digest] = true
+		}
+		if p.RunState == pod.Running && s.aliveOn(p.Node) && !s.available(p) && !hasFailed(p) && !s.unfit(p) {
+			e.tells[p.Digest] = max(e.tells[p.Digest], deadline(s, p)-s.Now.Sub(p.ChangedAt))
 		}
 		if p.Placement.Tried() != nil {
 			e.tried[p.Digest]++
@@ -75,11 +80,17 @@ func (s *Snapshot) neverAvailable(p *Pod) bool {
 // mayTryTwice reports whether pods like this one may get a second node at all.
 func (s *Snapshot) mayTryTwice(p *Pod) bool {
 	m := s.ManifestOf(p.Digest)
+	return m != nil && !m.RunsOnce() && s.mayComeBack(p)
+}
+
+// mayComeBack reports whether pods like this one may be placed again that leave their nodes for a second one. It does not depend on the
+// manifest: while that cannot be read a pod that has left waits, and is not forgotten.
+func (s *Snapshot) mayComeBack(p *Pod) bool {
 	switch {
 	case s.each != nil, s.ordered(p.Role), s.RC.Strategy == rc.Static, s.RC.InPlace != nil, s.RC.Disabled, s.RC.DeletedAt != nil:
 		return false
 	default: // another manifest is another try anyway
-		return m != nil && !m.RunsOnce() && s.digestFor(&p.Placement) == p.Digest && len(p.Placement.Ghosts) == 0
+		return s.digestFor(&p.Placement) == p.Digest && len(p.Placement.Ghosts) == 0
 	}
 }
 
@@ -93,30 +104,42 @@ func (s *Snapshot) triesElsewhere(p *Pod) bool {
 	return (e.serves[p.Digest] || e.tried[p.Digest] < rc.MaxTries) && s.hasOther(p.Node)
 }
 
-// mayYet reports whether an unfit pod may get its second node although its turn has not come: pods of its manifest are on their way, and
-// tell whether it works at all.
-func (s *Snapshot) mayYet(p *Pod) bool {
+// mayYet returns for how long an unfit pod may get its second node still although its turn has not come: pods of its manifest are on their way, and
+// tell whether it works at all. Zero: it gets none.
+func (s *Snapshot) mayYet(p *Pod) time.Duration {
 	if !s.mayTryTwice(p) || s.stays(p) || p.Placement.Tried() != nil || !s.hasOther(p.Node) {
-		return false
+		return 0
 	}
-	for o := range s.running() {
-		if o.Digest == p.Digest && s.aliveOn(o.Node) && !s.available(o) && !hasFailed(o) && !s.unfit(o) && !s.overdue(o) {
-			return true
-		}
-	}
-	return false
+	return s.experience().tells[p.Digest]
+}
+
+// hopeless reports whether waiting does not help a pod: it fails for good where it is, and gets no second node.
+func (s *Snapshot) hopeless(p *Pod) bool {
+	r := p.Reality
+	return r != nil && r.Revision >= p.Revision && r.Hopeless && !(s.unfit(p) && (s.triesElsewhere(p) || s.mayYet(p) > 0))
 }
 
 // leaves reports whether a pod stops, or has stopped, to be tried on its second node.
 func (s *Snapshot) leaves(p *Pod) bool {
-	a := p.Placement.Tried()
-	return p.RunState == pod.Stopped && a != nil && a.Node == p.Node && s.mayTryTwice(p)
+	return p.Leaves() != nil && s.mayComeBack(p)
 }
 
 // Vacant reports whether such a pod has stopped, as its node confirmed, and no other copy is known: it takes no room, and its placement keeps the
 // identity until it is placed.
 func (s *Snapshot) Vacant(p *Pod) bool {
 	return s.leaves(p) && confirmed(p.Reality, p.Revision) && s.saysNow(p.Node) && !s.hasOrphan(p)
+}
+
+// onItsWay reports whether a pod is between its nodes and will get there as far as is known: others wait for what it tells.
+func (s *Snapshot) onItsWay(p *Pod) bool {
+	switch {
+	case !s.leaves(p):
+		return false
+	case s.Vacant(p):
+		return s.ManifestOf(p.Digest) != nil
+	default:
+		return s.aliveOn(p.Node) && !s.late(p)
+	}
 }
 
 // hasOrphan reports whether another copy of a pod is known, which is adopted or stopped first.
@@ -135,7 +158,7 @@ func (c secondNodes) begin() {
 	var next *Pod
 	for p := range c.s.all() {
 		switch {
-		case c.s.leaves(p) && (c.s.aliveOn(p.Node) && !c.s.late(p) || c.s.Vacant(p)):
+		case c.s.onItsWay(p):
 			return
 		case c.changed[p.Identity] || !c.s.neverAvailable(p) || !c.s.triesElsewhere(p) || c.s.hasOrphan(p) || c.surplus(p.Role):
 		case !c.s.unfit(p):
@@ -159,7 +182,7 @@ func (c secondNodes) begin() {
 	}
 }
 
-// secondNodesOf returns the pods of a role that are placed again once their stop is confirmed, and how many stop for that.
+// secondNodesOf returns the pods of a role that are placed again, as their stop is confirmed, and how many stop for that.
 func (c *scaling) secondNodesOf(role string) (vacant []*Pod, leaving int) {
 	for p := range c.s.all() {
 		switch {

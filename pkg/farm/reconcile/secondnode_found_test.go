@@ -137,3 +137,85 @@ func TestASecondNodeIsForWhatWasRead(t *testing.T) {
 		t.Errorf("the changes are %+v", plan.Changes)
 	}
 }
+
+// A pod that came back to its first node, and is stopped there for another reason, is no vacancy: it is removed, and another takes its place.
+func TestAStopForAnotherReason(t *testing.T) {
+	t.Parallel()
+	for _, stopped := range []bool{false, true} {
+		s := leavesFirst(stopped)
+		s.Pods[0].Avoid[0].Since = s.Pods[0].StoppingSince.Add(-time.Minute)
+		plan := reconcile.Compute(s)
+		switch {
+		case !stopped && (len(plan.Adds) != 1 || plan.Adds[0] == s.Pods[0].Identity):
+			t.Errorf("while it stops %v are added", plan.Adds)
+		case stopped && (len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Remove):
+			t.Errorf("when it has stopped: added are %v, changed %v", plan.Adds, plan.Changes)
+		}
+	}
+}
+
+// While the manifest cannot be read a pod that has left its node waits. It is not forgotten: it would get a second second node.
+func TestAVacancyWithoutAManifest(t *testing.T) {
+	t.Parallel()
+	for _, stopped := range []bool{false, true} {
+		s := leavesFirst(stopped)
+		m := s.Manifest
+		s.Manifest = nil
+		if plan := reconcile.Compute(s); len(plan.Adds) > 0 || len(plan.Changes) > 0 {
+			t.Errorf("stopped %v: added are %v, changed %v", stopped, plan.Adds, plan.Changes)
+		}
+		s.Manifest = m
+		if plan := reconcile.Compute(s); stopped && (len(plan.Adds) != 1 || plan.Adds[0] != s.Pods[0].Identity) {
+			t.Errorf("added are %v", plan.Adds)
+		}
+	}
+}
+
+// Nor does it hold up pods of other roles, whose manifests can be read: neither their second nodes nor their upgrade.
+func TestAVacancyWithoutAManifestHoldsUpNothing(t *testing.T) {
+	t.Parallel()
+	of := func(change func(s *reconcile.Snapshot)) *reconcile.Snapshot {
+		s := leavesFirst(true)
+		m := s.Manifest
+		s.Manifest, s.Manifests = nil, map[string]*manifest.Manifest{"m3": m}
+		s.RC.ReplicaGroups = append(s.RC.ReplicaGroups, rc.ReplicaGroup{Role: "other", Count: count(1)})
+		s.RC.GroupManifests = map[string]string{"other": "m3"}
+		p := running(0, "n1", 5, 0)
+		p.Role, p.Reality.Role, p.Digest, p.Reality.Digest = "other", "other", "m3", "m3"
+		s.Pods = append(s.Pods, p)
+		change(s)
+		return s
+	}
+	s := of(func(s *reconcile.Snapshot) { neverThere(&s.Pods[3]) })
+	if plan := reconcile.Compute(s); len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Stop || plan.Changes[0].Identity.Role != "other" {
+		t.Errorf("second nodes: changed are %v", plan.Changes)
+	}
+	s = of(func(s *reconcile.Snapshot) {
+		s.Pods[3].Digest, s.Pods[3].Reality.Digest, s.RC.MinAvailable = "m4", "m4", count(0)
+	})
+	if plan := reconcile.Compute(s); len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Upgrade {
+		t.Errorf("upgrades: changed are %v", plan.Changes)
+	}
+}
+
+// The time of those that may tell whether a manifest works ends without any event: the controller is looked at again then.
+func TestAHopelessPodIsLookedAtInTime(t *testing.T) {
+	t.Parallel()
+	s := snapshotOf(5)
+	for i := range 5 {
+		p := running(i, "n1", 5, 0)
+		p.ChangedAt, p.Reality.Available, p.Reality.State, p.Reality.NeverAvailable = s.Now, false, pod.StateRunning, true
+		p.Avoid = []pod.Avoided{{Node: "n0", Digest: p.Digest, Since: s.Now}}
+		s.Pods = append(s.Pods, p)
+	}
+	s.Pods[4].Avoid = nil
+	neverThere(&s.Pods[4])
+	plan := reconcile.Compute(s)
+	if plan.Status.Hopeless || plan.Again <= 0 {
+		t.Fatalf("hopeless %t, again after %s", plan.Status.Hopeless, plan.Again)
+	}
+	s.Now = s.Now.Add(plan.Again)
+	if plan = reconcile.Compute(s); !plan.Status.Hopeless {
+		t.Error("it is not hopeless when the others have had their time")
+	}
+}

@@ -97,7 +97,7 @@ func TestABadManifestMovesFewPods(t *testing.T) {
 			moved++
 		}
 	}
-	if moved != rc.MaxTries || len(w.pods) != 20 || w.status.SecondNode {
+	if moved != rc.MaxTries || len(w.pods) != 20 || !w.status.Hopeless {
 		t.Errorf("%d of %d pods have moved, want %d; %+v", moved, len(w.pods), rc.MaxTries, w.status)
 	}
 }
@@ -217,7 +217,7 @@ func TestTheIdentityWaitsForTheStop(t *testing.T) {
 	}
 	s.Pods[0].Reality = stoppedAt("n0", s.Pods[0].Revision)
 	plan := reconcile.Compute(s)
-	if len(plan.Changes) != 0 || len(plan.Adds) != 1 || plan.Adds[0] != s.Pods[0].Identity || !plan.Status.SecondNode {
+	if len(plan.Changes) != 0 || len(plan.Adds) != 1 || plan.Adds[0] != s.Pods[0].Identity || plan.Status.Hopeless {
 		t.Fatalf("when it has stopped: %v are added, %d changes", plan.Adds, len(plan.Changes))
 	}
 	if avoided := s.AvoidedBy(&s.Pods[0]); len(avoided) != 1 || avoided[0] != "n0" || !s.LastChoice()["n0"] {
@@ -270,7 +270,7 @@ func TestTheStatusOfAPodThatLeaves(t *testing.T) {
 	s := unfitPod()
 	s.RC.Service = &rc.Service{Name: "web", Revision: 1}
 	st := reconcile.Compute(s).Status
-	if len(st.Failing) != 1 || st.Failing[0].Hopeless || !st.SecondNode || st.TriedElsewhere != nil {
+	if len(st.Failing) != 1 || st.Failing[0].Hopeless || st.Hopeless || st.TriedElsewhere != nil {
 		t.Errorf("before it leaves: %+v", st)
 	}
 	since := s.Now.Add(-time.Minute)
@@ -286,7 +286,7 @@ func TestTheStatusOfAPodThatLeaves(t *testing.T) {
 	if !strings.Contains(why, "waiting for main.0 on n0") || !strings.Contains(why, "it did not become available on n2") {
 		t.Errorf("not converged: %q", why)
 	}
-	if len(st.Failing) != 1 || !st.Failing[0].Hopeless || st.SecondNode || st.TriedElsewhere == nil || !st.TriedElsewhere.Equal(since) {
+	if len(st.Failing) != 1 || !st.Failing[0].Hopeless || !st.Hopeless || st.TriedElsewhere == nil || !st.TriedElsewhere.Equal(since) {
 		t.Errorf("on its second node: %+v", st)
 	}
 }
