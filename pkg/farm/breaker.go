@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
-	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
@@ -186,7 +185,7 @@ func (ps *pass) admitStops(ctx context.Context, plan *reconcile.Plan) (admitted 
 	kit, record := ps.kit, &ps.head.RC.Value
 	now := moment{wall: ps.snapshot.Now, steady: ps.snapshot.SteadyNow()}
 	planned := stopsOf(plan, now.wall)
-	left := ps.staying(planned)
+	left := ps.staying(plan)
 	if ps.mayStopMany() {
 		kit.stops.means(ps.id, left) // before any of its stops is on its way
 		return true, nil
@@ -223,12 +222,13 @@ func (ps *pass) admitStops(ctx context.Context, plan *reconcile.Plan) (admitted 
 	return false, errTripped
 }
 
-// stopsOf returns the stops that a plan asks for.
+// stopsOf returns the stops that a plan asks for and that count: not those of pods that were never available and get a second node. They serve
+// nobody, and each does that once.
 func stopsOf(plan *reconcile.Plan, now time.Time) []stop {
 	var stops []stop
 	for i := range plan.Changes {
-		if plan.Changes[i].Action == reconcile.Stop {
-			stops = append(stops, stop{at: now, pod: plan.Changes[i].Identity})
+		if ch := &plan.Changes[i]; ch.Action == reconcile.Stop && (ch.Placement == nil || ch.Placement.Leaves() == nil) {
+			stops = append(stops, stop{at: now, pod: ch.Identity})
 		}
 	}
 	return stops
@@ -245,9 +245,14 @@ func (ps *reading) mayStopMany() bool {
 	})
 }
 
-// staying returns how many of the controller's pods stops are measured against; see reconcile.Staying.
-func (ps *reading) staying(planned []stop) int {
-	going := setOf(field.Each(planned, func(st stop) pod.Identity { return st.pod }))
+// staying returns how many of the controller's pods stops are measured against, once a plan is carried out; see reconcile.Staying.
+func (ps *reading) staying(plan *reconcile.Plan) int {
+	going := map[pod.Identity]bool{}
+	for i := range plan.Changes {
+		if plan.Changes[i].Action == reconcile.Stop {
+			going[plan.Changes[i].Identity] = true
+		}
+	}
 	placements := func(yield func(*pod.Placement) bool) {
 		for i := range ps.head.Placements {
 			if !yield(&ps.head.Placements[i].Value) {
@@ -258,11 +263,11 @@ func (ps *reading) staying(planned []stop) int {
 	return reconcile.Staying(&ps.head.RC.Value, ps.mayStopMany(), placements, going)
 }
 
-// stopping returns the stops that some placements remember.
+// stopping returns the stops that some placements remember and that count; see stopsOf.
 func stopping(placements []store.Rec[pod.Placement]) []stop {
 	var stops []stop
 	for i := range placements {
-		if p := &placements[i].Value; p.StoppingSince != nil {
+		if p := &placements[i].Value; p.StoppingSince != nil && p.Leaves() == nil {
 			stops = append(stops, stop{at: *p.StoppingSince, pod: p.Identity})
 		}
 	}
@@ -274,7 +279,7 @@ func (ps *reading) learn() {
 	if !ps.mayStopMany() {
 		ps.kit.stops.add(momentNow(), stopping(ps.head.Placements))
 	}
-	ps.kit.stops.means(ps.id, ps.staying(nil))
+	ps.kit.stops.means(ps.id, ps.staying(&reconcile.Plan{}))
 }
 
 // claimsMore reports whether this farm is still to claim a unit that it should own.

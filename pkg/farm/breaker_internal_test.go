@@ -351,3 +351,55 @@ func TestAnUnreadableControllerHoldsBackNoStops(t *testing.T) {
 		t.Errorf("the stops wait for a controller that cannot be read: %v, %v", admitted, err)
 	}
 }
+
+// leaveAll has the stops of a plan be those of pods that were never available and get a second node, or of pods that were back where they began.
+func leaveAll(ps *pass, plan *reconcile.Plan, cameBack bool) {
+	for i := range plan.Changes {
+		now := ps.snapshot.Now
+		next := ps.head.Placements[i].Value
+		next.Node, next.Digest, next.RunState, next.StoppingSince = "n0", "m1", pod.Stopped, &now
+		next.Avoid = []pod.Avoided{{Node: "n0", Digest: "m1", Since: now}}
+		if cameBack {
+			next.Avoid[0].Since = now.Add(-time.Hour)
+		}
+		plan.Changes[i].Placement = &next
+	}
+}
+
+// However many pods leave the nodes where they were never available, that is no mass stop: neither for who plans it nor for who takes over. But
+// they are not owned either, and such a pod that is stopped later where it came back to counts like any other.
+func TestSecondNodesTripNothing(t *testing.T) {
+	t.Parallel()
+	for name, cameBack := range map[string]bool{"they leave": false, "they stop for another reason": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			passes, plans := stopsAll(t, &tripping{}, 13, 1)
+			for i := range 12 {
+				leaveAll(passes[i], plans[i], cameBack)
+				admitted, err := passes[i].admitStops(t.Context(), plans[i])
+				if trips := cameBack && i >= 9; admitted == trips || errors.Is(err, errTripped) != trips {
+					t.Fatalf("%d of 13: admitted %t, %v", i+1, admitted, err)
+				}
+				passes[i].head.Placements[0].Value = *plans[i].Changes[0].Placement
+				if i == 9 && cameBack {
+					return
+				}
+			}
+			successors, stops := stopsAll(t, &tripping{}, 13, 1)
+			for i := range 12 {
+				successors[i].head.Placements = passes[i].head.Placements
+				successors[i].learn()
+			}
+			for i := range 11 {
+				add(successors[12], stops[12], i+1)
+			}
+			if _, err := successors[12].admitStops(t.Context(), stops[12]); !errors.Is(err, errTripped) {
+				t.Errorf("12 of the 12 that stay: %v", err)
+			}
+			stops[12].Changes = stops[12].Changes[:6]
+			if admitted, err := successors[12].admitStops(t.Context(), stops[12]); !admitted || err != nil {
+				t.Errorf("6 of the 12 that stay: admitted %t, %v", admitted, err)
+			}
+		})
+	}
+}

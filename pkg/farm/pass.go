@@ -164,9 +164,10 @@ func (ps *pass) remember(plan *reconcile.Plan, wrote int, err error) {
 			placed++
 		}
 	}
-	wantsNodes := plan.Status.Placed+placed < plan.Status.Desired || plan.Status.Is(rc.InsufficientNodes) || plan.Status.Is(rc.SchedulerFailing) // also for a move
+	wantsNodes := plan.Status.Placed+placed < plan.Status.Desired || plan.Status.Is(rc.InsufficientNodes) || plan.Status.Is(rc.SchedulerFailing) || // also for a move
+		ps.snapshot.WantsSecondNode()
 	ps.shared.ended(nodes, wantsNodes, ps.snapshot.Follows(), ps.resync && err == nil && wrote == 0 && ps.snapshot.Hold == "" && ps.snapshot.Breaker == "")
-	ps.kit.stops.means(ps.id, ps.staying(stopsOf(plan, ps.snapshot.Now)))
+	ps.kit.stops.means(ps.id, ps.staying(plan))
 }
 
 // summary counts changes by action, for the log.

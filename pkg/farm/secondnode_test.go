@@ -82,3 +82,31 @@ func TestTheOnlyRoomIsWhereItWas(t *testing.T) {
 		return nil
 	})
 }
+
+// A machine on which nothing works empties at once, however many services are new on it: the mass-stop breaker counts none of that.
+func TestManyServicesOnABadMachine(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.node("n0", nil, failing)
+	c.farm("f1")
+	const services = 10
+	for i := range services {
+		c.apply(fmt.Sprintf("web%d", i), testManifest(fmt.Sprintf("web%d", i), 0), replicas(1))
+	}
+	consultest.Eventually(t, soon, func() error {
+		for i := range services {
+			if nodes, _ := c.nodesOf(fmt.Sprintf("web%d", i)); !slices.Equal(nodes, []string{"n0 running"}) {
+				return fmt.Errorf("pods of web%d are on %v", i, nodes)
+			}
+		}
+		return nil
+	})
+	c.node("n1", nil, nil)
+	c.node("n2", nil, nil)
+	for i := range services {
+		c.converged(fmt.Sprintf("web%d", i), 1)
+	}
+	if b, err := c.store.Breaker.Get(t.Context(), store.Consistent); err != nil || b.Value.Tripped {
+		t.Errorf("breaker %+v, %v", b.Value, err)
+	}
+}

@@ -397,3 +397,36 @@ func TestUntoldNodesWaitForTheGate(t *testing.T) {
 		}
 	})
 }
+
+// A farm believes of a report what the gate allows: what it does because of the rest it could not write down, and would do again and again.
+func TestReportsSayWhatTheGateAllows(t *testing.T) {
+	t.Parallel()
+	st := empty(t).FarmSession(&consul.Session{}, "f1")
+	w := reports(1)[0]
+	w.Reality.State, w.Reality.Available, w.Reality.Hopeless, w.Reality.NeverAvailable = pod.StateFailed, false, true, true
+	at := At{Identity: w.Reality.Identity, Node: "n1"}
+	read := func(gate string) pod.Reality {
+		t.Helper()
+		if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Gate.Key(), asJSON(newGate(gate)))}); err != nil {
+			t.Fatal(err)
+		}
+		st.guard.forget()
+		if _, _, err := st.guard.present(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Realities.At(at), asJSON(w.Reality))}); err != nil { // by a node that lies
+			t.Fatal(err)
+		}
+		d, err := st.ReadDetails(t.Context(), Wanted{Realities: []At{at}}, true)
+		if err != nil || d.Reports[at].Reality == nil {
+			t.Fatal(d.Reports, err)
+		}
+		return *d.Reports[at].Reality
+	}
+	if r := read("0.1.0"); r.NeverAvailable || !r.Hopeless {
+		t.Errorf("under an older gate: %+v", r)
+	}
+	if r := read(feature.Known.Named("second-node").Since); !r.NeverAvailable || !r.Hopeless {
+		t.Errorf("under a gate that allows it: %+v", r)
+	}
+}

@@ -104,6 +104,16 @@ func (s *Snapshot) triesElsewhere(p *Pod) bool {
 	return (e.serves[p.Digest] || e.tried[p.Digest] < rc.MaxTries) && s.hasOther(p.Node)
 }
 
+// WantsSecondNode reports whether a pod leaves its node, or would, if there were another one.
+func (s *Snapshot) WantsSecondNode() bool {
+	for p := range s.all() {
+		if s.leaves(p) || s.unfit(p) && s.mayTryTwice(p) && p.Placement.Tried() == nil {
+			return true
+		}
+	}
+	return false
+}
+
 // mayYet returns for how long an unfit pod may get its second node still although its turn has not come: pods of its manifest are on their way, and
 // tell whether it works at all. Zero: it gets none.
 func (s *Snapshot) mayYet(p *Pod) time.Duration {
