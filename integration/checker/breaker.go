@@ -56,7 +56,8 @@ func (j *judgement) massStop(w *Write) {
 	decided := map[string]int64{} // by session, when the first of these stops was
 	for i := range w.Changes {
 		before, after := w.Changes[i].Before.placement(), w.Changes[i].After.placement()
-		if before == nil || after == nil || before.RunState != running || after.RunState != stopped || before.Node != after.Node || after.StoppingSince == nil {
+		if before == nil || after == nil || before.RunState != running || after.RunState != stopped || before.Node != after.Node || after.StoppingSince == nil ||
+			j.getsSecondNode(w, before, after) {
 			continue
 		}
 		rc := w.before(prefix + "rcs/" + after.RCID).controller()

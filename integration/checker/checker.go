@@ -130,6 +130,8 @@ type judgement struct {
 	manifests map[string]*manifestRecord // every one that there ever was, by its digest
 	alone     map[string]int64           // since when a role is ordered, by controller and role, unix nanoseconds; of one that is gone, too
 
+	served map[string]bool // by the key of its reality: a pod that has been available on its node since it was placed there
+
 	stopped map[string]*stopsBy // by the session of the farm that asked for it
 
 	restoredAt uint64               // index of the last restore
@@ -158,7 +160,7 @@ func newJudgement(events []Event, trace func(*Write)) *judgement {
 		state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), trace: trace,
 		ordered: map[string]asked{}, leaked: leaks(events), listed: map[listedPage]string{}, swept: map[string]bool{}, drains: map[string]drained{}, farms: map[string]bool{},
 		away: newAway(), hits: ofKind(events, EventMachine), mistakes: ofKind(events, EventWipe), stopped: map[string]*stopsBy{},
-		writers: map[string]string{}, outsiders: map[string]outsider{}, labelled: map[string][]unlabelled{}, manifests: map[string]*manifestRecord{}, alone: map[string]int64{},
+		writers: map[string]string{}, outsiders: map[string]outsider{}, labelled: map[string][]unlabelled{}, manifests: map[string]*manifestRecord{}, alone: map[string]int64{}, served: map[string]bool{},
 	}
 }
 
@@ -290,6 +292,7 @@ func (j *judgement) remember(w *Write) {
 		j.forgetWriter(c)
 		j.rememberLabels(c, w.At)
 		j.rememberOrdered(c, w.At)
+		j.rememberServed(c)
 	}
 }
 

@@ -191,7 +191,7 @@ func (j *judgement) inUse(w *Write, p *placement) int {
 
 // vacant reports whether a pod has stopped to be placed again on a second node: it takes no room until then.
 func (j *judgement) vacant(w *Write, p *placement) bool {
-	return p.leftUnfit() && w.before(realityKey(p.Node, p.id())).reality().stopped(p.Revision)
+	return p.leaves() && w.before(realityKey(p.Node, p.id())).reality().stopped(p.Revision)
 }
 
 // recently reports whether something was so a moment before the transaction, zero for never.

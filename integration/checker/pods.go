@@ -101,6 +101,8 @@ func (j *judgement) unasked(w *Write, in *intent, node string) string {
 		return "it was adopted at the present generation and must stay"
 	case j.forced(w, node):
 		return ""
+	case j.getsSecondNode(w, before, after):
+		return ""
 	case rc.eachNode() && j.asksFor(w, rc, node) && !w.othersOn(rc.ID, node, in.id()):
 		return node + " asks for it"
 	case rc.eachNode():

@@ -49,19 +49,10 @@ type placement struct {
 	Standby             bool       `json:"standby"` // out of its service's name
 	// Avoid are nodes where it never became available, those with a digest before it had its second node.
 	Avoid []struct {
-		Node   string `json:"node"`
-		Digest string `json:"digest"`
+		Node   string    `json:"node"`
+		Since  time.Time `json:"since"`
+		Digest string    `json:"digest"`
 	} `json:"avoid"`
-}
-
-// leftUnfit reports whether the pod was asked to stop because it never became available where it is.
-func (p *placement) leftUnfit() bool {
-	for _, a := range p.Avoid {
-		if a.Node == p.Node && a.Digest == p.Digest && p.RunState == stopped {
-			return true
-		}
-	}
-	return false
 }
 
 const (
@@ -92,11 +83,13 @@ type intent struct {
 
 type reality struct {
 	identity
-	Digest    string `json:"digest"`
-	Revision  int64  `json:"revision"`
-	State     string `json:"state"`
-	Available bool   `json:"available"`
-	Standby   bool   `json:"standby"`
+	Digest         string `json:"digest"`
+	Revision       int64  `json:"revision"`
+	State          string `json:"state"`
+	Available      bool   `json:"available"`
+	NeverAvailable bool   `json:"never_available"`
+	Hopeless       bool   `json:"hopeless"`
+	Standby        bool   `json:"standby"`
 }
 
 type controller struct {
@@ -122,6 +115,7 @@ type controller struct {
 	AllowMassStop int64    `json:"allow_mass_stop"`
 	Service       *service `json:"service"`
 	InPlace       *inPlace `json:"in_place"`
+	Deadline      length   `json:"progress_deadline"`
 }
 
 type inPlace struct {
@@ -258,6 +252,10 @@ const (
 type manifestRecord struct {
 	Manifest struct {
 		manifestStops
+		MinReady *length `json:"min_ready"`
+		Health   struct {
+			MinReady *length `json:"min_ready"`
+		} `json:"health"`
 		Ports []struct {
 			Name    string `json:"name"`
 			Port    int    `json:"port"`
@@ -266,6 +264,9 @@ type manifestRecord struct {
 		Launchables []struct {
 			Resources resources `json:"resources"`
 			StopGrace length    `json:"stop_grace"`
+			Restart   struct {
+				Policy string `json:"policy"`
+			} `json:"restart"`
 		} `json:"launchables"`
 	} `json:"manifest"`
 }
