@@ -37,7 +37,7 @@ type Status struct {
 	// TriedElsewhere is when a pod that runs the record's manifest was last told to leave a node where it had never become available. Each
 	// pod does that once; the timeout of a stage counts anew from then.
 	TriedElsewhere *time.Time `json:"tried_elsewhere,omitempty" feature:"second-node"`
-	// Hopeless: of such pods one is hopeless where it is, and gets no second node.
+	// Hopeless: a pod that runs the record's manifest was never available, is hopeless, and gets no second node any more.
 	Hopeless bool         `json:"hopeless,omitempty" feature:"second-node"`
 	Failing  []PodFailure `json:"failing,omitempty"` // pods that run the record's manifest and fail, hopeless ones first; at most MaxFailing
 }

@@ -341,7 +341,7 @@ func (c report) secondNodes(st *rc.Status) {
 		if left := c.s.mayYet(p); left > 0 && c.s.unfit(p) {
 			c.requeueAfter(left)
 		}
-		st.Hopeless = st.Hopeless || p.RunState == pod.Running && c.s.current(p) && !c.s.available(p) && c.s.hopeless(p)
+		st.Hopeless = st.Hopeless || p.RunState == pod.Running && c.s.current(p) && c.s.hopeless(p) && p.Reality.NeverAvailable
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -195,6 +196,20 @@ func TestAVacancyWithoutAManifestHoldsUpNothing(t *testing.T) {
 	})
 	if plan := reconcile.Compute(s); len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Upgrade {
 		t.Errorf("upgrades: changed are %v", plan.Changes)
+	}
+}
+
+// A status needs the feature only where a node does that says of a pod that it was never available: under an older gate none does, and a status that
+// needs more could not be written.
+func TestAStatusNeedsNoMoreThanReports(t *testing.T) {
+	t.Parallel()
+	for _, never := range []bool{true, false} {
+		s := unfitPod()
+		s.RC.Strategy = rc.Static
+		s.Pods[0].Reality.NeverAvailable = never
+		if st := reconcile.Compute(s).Status; st.Hopeless != never || feature.NeedOf(&st).Zero() == never {
+			t.Errorf("never available %t: hopeless %t, needs %+v", never, st.Hopeless, feature.NeedOf(&st))
+		}
 	}
 }
 
