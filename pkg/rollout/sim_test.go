@@ -28,7 +28,7 @@ func worlds(t *testing.T) int {
 	case testing.Short():
 		return 500
 	case raceEnabled:
-		return 2000
+		return 1000 // of each kind
 	}
 	return 3000
 }
