@@ -226,8 +226,11 @@ func (c *scaling) forgetVacant(pods []*Pod) {
 // again returns the change that places a pod again which has stopped for that. What it had on the node before is given back.
 func again(s *Snapshot, p *Pod, nodeName string) Change {
 	next, m := p.Placement, s.ManifestOf(p.Digest)
+	if nodeName != p.Node {
+		next.OwnLabels = nil // they were given to the copy on the former node
+	}
 	next.Node, next.PodID, next.Ports = nodeName, m.ID, m.PortMap()
-	next.Labels, next.Replicas, next.Standby = s.RC.PodLabelSet(m.ID, m.Labels), s.RC.CountOf(p.Role), s.standsBy()
+	next.Labels, next.Replicas, next.Standby = s.RC.PodLabelSet(m.ID, m.Labels, next.OwnLabels), s.RC.CountOf(p.Role), s.standsBy()
 	next.RunState, next.StoppingSince, next.Switching = pod.Running, nil, false
 	next.Revision, next.ChangedAt, next.AdoptedAtGeneration = p.nextRevision(s.Now), s.Now, 0
 	next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, 0
