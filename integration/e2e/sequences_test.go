@@ -35,7 +35,7 @@ type sequence struct {
 	rnd     *rand.Rand
 	name    string
 	version int
-	want    int            // replicas that were asked for last
+	want    int            // replicas that were asked for last by a command that was carried out
 	labels  string         // value of a label of its pods
 	paused  bool           // by an operator
 	did     []string       // since it was at rest
@@ -62,8 +62,8 @@ func sequences(e *env) {
 	e.t.Logf("seed %d", seed)
 	all := make([]*sequence, sequenceServices)
 	for i := range all {
-		all[i] = &sequence{e: e, rnd: rand.New(rand.NewSource(seed + int64(i))), name: fmt.Sprintf("web-%c", 'a'+i), want: 3, said: map[string]int{}}
-		all[i].deploy(sick, false)
+		all[i] = &sequence{e: e, rnd: rand.New(rand.NewSource(seed + int64(i))), name: fmt.Sprintf("web-%c", 'a'+i), said: map[string]int{}}
+		all[i].deploy(sick, false, 3)
 	}
 	for range sequenceLength {
 		for _, s := range all {
@@ -138,13 +138,12 @@ func (s *sequence) operate(sick *digests) {
 		s.rcctl(nil, "rollout", "resume", s.name)
 		s.paused = false
 	case k < 4:
-		s.want = 1 + s.rnd.Intn(5)
-		s.deploy(sick, false)
+		s.deploy(sick, false, 1+s.rnd.Intn(5))
 	case k < 5:
-		s.deploy(sick, true)
+		s.deploy(sick, true, s.want)
 	case k < 6:
 		s.labels = strconv.Itoa(s.rnd.Intn(3))
-		s.deploy(sick, false)
+		s.deploy(sick, false, s.want)
 	case k < 9:
 		n := 1 + s.rnd.Intn(5)
 		if s.rcctl(nil, "scale", s.name, strconv.Itoa(n), "--yes", "--detach") {
@@ -158,13 +157,13 @@ func (s *sequence) operate(sick *digests) {
 }
 
 // deploy deploys a new version in most cases, and the one before with other numbers or labels in the others.
-func (s *sequence) deploy(sick *digests, isSick bool) {
+func (s *sequence) deploy(sick *digests, isSick bool, replicas int) {
 	s.e.t.Helper()
 	if isSick || s.version == 0 || s.rnd.Intn(2) == 0 {
 		s.version++
 	}
 	doc := map[string]any{
-		"name": s.name, "replicas": s.want, "pod_labels": map[string]string{"of": s.labels},
+		"name": s.name, "replicas": replicas, "pod_labels": map[string]string{"of": s.labels},
 		"update": map[string]any{"stage_timeout": "2s", "on_timeout": "rollback"},
 		"pod": map[string]any{"version": 1, "id": s.name, "min_ready": "0s", "launchables": []any{map[string]any{
 			"name": "main", "artifact": map[string]string{"kind": "tar", "url": "https://files.example/main.tar.gz", "sha256": strings.Repeat("0", 64)},
@@ -186,7 +185,9 @@ func (s *sequence) deploy(sick *digests, isSick bool) {
 	if isSick {
 		sick.add(manifest.Digest(canonical))
 	}
-	s.rcctl(data, "deploy", "-f", "-", "--yes", "--detach")
+	if s.rcctl(data, "deploy", "-f", "-", "--yes", "--detach") {
+		s.want = replicas
+	}
 }
 
 var stopsOf = regexp.MustCompile(`- +stop (\d+) pods? of (\S+)`)
@@ -196,7 +197,7 @@ var stopsOf = regexp.MustCompile(`- +stop (\d+) pods? of (\S+)`)
 func (s *sequence) rcctl(stdin []byte, args ...string) bool {
 	s.e.t.Helper()
 	out, err := s.e.tryRcctl(string(stdin), args...)
-	s.did = append(s.did, fmt.Sprintf("%s: %v\n%s%s", strings.Join(args, " "), err, stdin, out))
+	s.did = append(s.did, fmt.Sprintf("%s\n%s%s", strings.Join(args, " "), stdin, out))
 	if err != nil {
 		if !strings.Contains(err.Error(), "exit status 4") && !strings.Contains(err.Error(), "exit status 3") {
 			s.fail("%v", err)
