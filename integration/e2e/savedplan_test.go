@@ -93,9 +93,9 @@ func (e *env) savesPlan(w web) (file string, operations []string) {
 	return file, operationsIn(out)
 }
 
-// operationsIn returns the lines of a plan that begin with a sign.
+// operationsIn returns the lines of a plan that begin with a sign, without the nodes of pods.
 func operationsIn(out string) []string {
-	return regexp.MustCompile(`(?m)^ +(?:\+|-|~|-/\+) .*$`).FindAllString(out, -1)
+	return regexp.MustCompile(`(?m)^ +(?:\+|-|~|-/\+) .*?(?:  \(forecast|$)`).FindAllString(out, -1)
 }
 
 // refusesSaved carries out a saved plan, which must be refused with this exit code and reason, and write nothing.

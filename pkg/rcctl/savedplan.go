@@ -142,7 +142,7 @@ func deploySaved(c *cli.Context, std *stdio, s *conn, saved *plan.Saved) error {
 		return err
 	}
 	var all []*planned
-	same := true
+	same, alike := true, true
 	for _, one := range saved.Services {
 		strategy := plan.SavedStrategy{RollingStrategy: d.rolling, Saved: one}
 		if one.OfDomain() {
@@ -158,11 +158,15 @@ func deploySaved(c *cli.Context, std *stdio, s *conn, saved *plan.Saved) error {
 			return refusedPlan(err)
 		}
 		all = append(all, p)
-		same = same && one.Shows(&p.plan)
+		whole, butNodes := one.Shows(&p.plan)
+		same, alike = same && whole, alike && butNodes
 	}
 	about := "all is as it was shown"
-	if !same {
+	switch {
+	case !alike:
 		about = "what it was made on is as it was, but not all that it showed of pods and room"
+	case !same:
+		about = "all is as it was shown, but for nodes of pods"
 	}
 	fmt.Fprintf(std.out, "the plan of %s, made by %s: %s\n", saved.At.Format(time.RFC3339), clean(saved.By), about)
 	return carryOut(c, std, s, all)

@@ -222,3 +222,26 @@ func TestOperationsAreReported(t *testing.T) {
 type failing struct{ plan.Client }
 
 func (failing) Await(context.Context, plan.Goal) error { return context.DeadlineExceeded }
+
+// A saved plan shows the same although its pods have moved since; that they have is told apart.
+func TestASavedPlanWhosePodsMoved(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t, `replicas=1`))
+	at := func(name string) plan.Plan {
+		state := withRoom(oneEpoch)
+		c.runs(state, name)
+		p, err := c.planOf(t, sample(t, `replicas=1`, newManifest), func(r *plan.RollingStrategy) { r.State = state })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	before, there, elsewhere := at("n0"), at("n0"), at("n1")
+	saved := plan.SavedService{Operations: before.Lines(), Warnings: before.Warnings}
+	if all, butNodes := saved.Shows(&there); !all || !butNodes {
+		t.Error(all, butNodes)
+	}
+	if all, butNodes := saved.Shows(&elsewhere); all || !butNodes {
+		t.Error(all, butNodes)
+	}
+}

@@ -85,9 +85,15 @@ func Save(d *Deployment, p *Plan, epoch string, domain *Domain) SavedService {
 // OfDomain reports whether the document depends on the cluster's domain.
 func (s *SavedService) OfDomain() bool { return s.Seen[seenDomain] != "" }
 
-// Shows reports whether a plan is in all that people see of it the one that was saved.
-func (s *SavedService) Shows(p *Plan) bool {
-	return slices.EqualFunc(s.Operations, p.Lines(), Line.Equal) && slices.Equal(s.Warnings, p.Warnings)
+// Shows reports whether a plan is in all that people see of it the one that was saved, and whether in all but the nodes of
+// pods.
+func (s *SavedService) Shows(p *Plan) (all, butNodes bool) {
+	now := p.Lines()
+	butNodes = slices.Equal(s.Warnings, p.Warnings) && slices.EqualFunc(s.Operations, now, func(a, b Line) bool {
+		a.Where, b.Where = nil, nil
+		return a == b
+	})
+	return butNodes && slices.EqualFunc(s.Operations, now, Line.Equal), butNodes
 }
 
 // see says what a plan is made on. What owners report is no part of it, nor are controllers that are being deleted.
