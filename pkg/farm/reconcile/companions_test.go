@@ -125,12 +125,14 @@ func TestWithoutCompanionsTheBoundsAreOwn(t *testing.T) {
 	if got := stopped(&plan); !slices.Equal(got, []string{"main.2"}) {
 		t.Errorf("%v stop: %+v", got, plan.Changes)
 	}
-	s = row(1, 3)
-	besides(s, 0, 9, 1)
-	s.Companions = nil
-	plan = reconcile.Compute(s)
-	if got := added(&plan); len(got) != 2 {
-		t.Errorf("%v are placed", got)
+	for _, rollout := range []string{"", "under way"} { // which bounds all revisions together where there are several
+		s = row(1, 3)
+		besides(s, 0, 9, 1)
+		s.Companions, s.Rollout = nil, rollout
+		plan = reconcile.Compute(s)
+		if got := added(&plan); len(got) != 2 {
+			t.Errorf("rollout %q: %v are placed", rollout, got)
+		}
 	}
 }
 
@@ -144,10 +146,25 @@ func TestTheBoundIsOfAllRevisions(t *testing.T) {
 		want   int
 		waits  bool
 	}{
-		"room for all":   {7, nil, 3, false},
-		"room for more":  {9, nil, 3, false},
-		"room for two":   {6, nil, 2, true},
-		"room for none":  {4, nil, 0, true},
+		"room for all":  {7, nil, 3, false},
+		"room for more": {9, nil, 3, false},
+		"room for two":  {6, nil, 2, true},
+		"room for none": {4, nil, 0, true},
+		"another revision says less": {7, func(s *reconcile.Snapshot, o *reconcile.Companion) {
+			s.Rollout, o.Service = "under way", &rc.Service{Max: 6}
+		}, 2, true},
+		"another revision says more": {6, func(s *reconcile.Snapshot, o *reconcile.Companion) {
+			s.Rollout, o.Service = "under way", &rc.Service{Max: 7}
+		}, 2, true},
+		"another revision says as much": {6, func(s *reconcile.Snapshot, o *reconcile.Companion) {
+			s.Rollout, o.Service = "under way", &rc.Service{Max: 6}
+		}, 2, true},
+		"another revision says none": {6, func(s *reconcile.Snapshot, o *reconcile.Companion) {
+			s.Rollout, o.Service = "under way", &rc.Service{}
+		}, 2, true},
+		"only another revision says one": {0, func(s *reconcile.Snapshot, o *reconcile.Companion) {
+			s.Rollout, o.Service = "under way", &rc.Service{Max: 6}
+		}, 2, true},
 		"more than most": {3, nil, 0, true},
 		"no bound":       {0, func(s *reconcile.Snapshot, _ *reconcile.Companion) { s.RC.MaxSurge = count(0) }, 3, false},
 		"one stops":      {6, func(s *reconcile.Snapshot, o *reconcile.Companion) { stopAt(&o.Pods[0], s) }, 2, true},
