@@ -82,14 +82,17 @@ func runFlags() []cli.Flag {
 func readDeploy(c *cli.Context) ([]*record.ServiceSpec, error) {
 	specs, err := readServices(c)
 	if err == nil {
-		err = mayAsk(c)
+		err = mayRun(c)
 	}
 	return specs, err
 }
 
-// mayAsk refuses a command that has to ask where nobody can answer.
-func mayAsk(c *cli.Context) error {
+// mayRun refuses a command that has to ask where nobody can answer, and flags of runFlags that do not go together.
+func mayRun(c *cli.Context) error {
 	std := stdioOf(c)
+	if c.Bool("detach") && c.IsSet("timeout") {
+		return badFlag(c, "--timeout", c.String("timeout"), "no time together with --detach, which waits for nothing")
+	}
 	if !c.Bool("yes") && (!isTerminal(std.in) || !isTerminal(unguarded(std.out)) || c.String("file") == "-") {
 		return usagef(c, "--yes: missing; needed where nobody can be asked, since this is no terminal")
 	}

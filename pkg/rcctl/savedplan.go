@@ -116,7 +116,7 @@ func readSaved(c *cli.Context) (*plan.Saved, error) {
 	if err != nil {
 		return nil, &inputError{source: path, err: unwrapPath(err)}
 	}
-	return saved, mayAsk(c)
+	return saved, mayRun(c)
 }
 
 // flagsOf returns the flags that options of a plan were given by, each behind a space.

@@ -198,7 +198,7 @@ func (d *deployer) planResolved(ctx context.Context, resolved *record.ServiceSpe
 
 // redeploy plans and carries out another document of a service that is there: the one that change makes of what is known of it.
 func redeploy(c *cli.Context, std *stdio, name, what string, change func(*record.Service, *deployer) (*record.ServiceSpec, error)) error {
-	if err := mayAsk(c); err != nil {
+	if err := mayRun(c); err != nil {
 		return err
 	}
 	return withConn(c, std, func(s *conn) error {
