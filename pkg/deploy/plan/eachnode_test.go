@@ -2,8 +2,11 @@ package plan_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
@@ -79,5 +82,64 @@ func TestAPlanOfOneGroup(t *testing.T) {
 	all := strings.Join(text, "\n")
 	if !strings.Contains(all, "start rollout in-place: 4 of read in 4 stages of up to 1, at least 6 available, ") || !strings.Contains(all, "upgrade in place 4 pods of web-r1") {
 		t.Errorf("the plan is\n%s", all)
+	}
+}
+
+// A plan between counts and a pod on each node says how many pods run and stop, and where: a node keeps one of its pods.
+func TestAPlanBetweenModes(t *testing.T) {
+	counts := func(n int, more ...string) *record.ServiceSpec {
+		return sample(t, append([]string{fmt.Sprintf("replicas=%d", n)}, more...)...)
+	}
+	each := func(more ...string) *record.ServiceSpec {
+		return sample(t, append([]string{"replicas=null", `mode="each-node"`}, more...)...)
+	}
+	for _, tt := range []struct {
+		name    string
+		was, is *record.ServiceSpec
+		on      []string
+		want    []string
+	}{
+		{
+			"to each node", counts(6), each(), []string{"n0", "n0", "n0", "n1", "n1", "n2"},
+			[]string{
+				"run 1 pod of web-r1 (forecast: n3)",
+				"stop 3 pods of web-r1 (forecast: n0 (2 pods), n1)", "remove 3 pods of web-r1 (forecast: n0 (2 pods), n1)",
+			},
+		},
+		{
+			"to each node, with a new version", counts(3), each(newManifest), []string{"n0", "n0", "n1"},
+			[]string{
+				"upgrade in place 2 pods of web-r1 (forecast: n0, n1)", "run 2 pods of web-r1 (forecast: n2, n3)",
+				"stop 1 pod of web-r1 (forecast: n0)", "remove 1 pod of web-r1 (forecast: n0)",
+			},
+		},
+		{
+			"to fewer", each(), counts(1), []string{"n0", "n1", "n2", "n3"},
+			[]string{
+				"stop 3 pods of web-r1 (forecast: n1, n2, n3)", "remove 3 pods of web-r1 (forecast: n1, n2, n3)",
+			},
+		},
+		{
+			"to more", each(), counts(5), []string{"n0", "n1", "n2", "n3"},
+			[]string{"run 1 pod of web-r1 (forecast: n0)"},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, state := &cluster{}, wide(9, 9, 9, 9)
+			c.deployed(t, tt.was)
+			c.runs(state, tt.on...)
+			r := &c.svc.Controllers[0]
+			r.RC.InPlace = nil // the rollout has ended
+			r.Status = &rc.Status{ObservedGeneration: r.RC.Generation, Desired: len(tt.on), Placed: len(tt.on), Available: len(tt.on)}
+			p, err := c.planOf(t, tt.is, func(s *plan.RollingStrategy) { s.State = state })
+			if diff := cmp.Diff(tt.want, forecasts(&p)); err != nil || diff != "" {
+				t.Error(err, diff)
+			}
+			for _, l := range p.Lines() {
+				if strings.HasPrefix(l.Text, "scale ") {
+					t.Errorf("%q, where the nodes say how many pods there are", l.Text)
+				}
+			}
+		})
 	}
 }

@@ -31,7 +31,7 @@ func (p *planner) scaled(c course, target *rc.RC) *rc.RC {
 
 // scales lists the roles whose counts change. Where the nodes say how many pods there are no count does.
 func (p *planner) scales(target *rc.RC) []Operation {
-	if target.EachNode() {
+	if target.EachNode() || p.base.Spec.Mode == rc.EachNode {
 		return nil
 	}
 	before := p.base.Spec.Groups()
@@ -93,7 +93,7 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 		return pods{RC: r.ID, Pods: count, Where: where, forecast: forecast{Goal{Service: p.spec.Name, RC: r.ID, Reached: until, Pods: goal}, id}}
 	}
 	ends := func(r *rc.RC, count, goal int) []Operation {
-		gone := about(r, count, Left, goal, p.surplus(r.ID, count))
+		gone := about(r, count, Left, goal, p.departures(c, r.ID, count))
 		return []Operation{&StopPodsOperation{gone}, &RemovePodsOperation{gone}}
 	}
 	var ops []Operation
@@ -107,8 +107,14 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 			more, less = moves(was.ReplicaGroups, target.ReplicaGroups)
 		}
 	}
+	replaced := min(had, total)
+	if target.EachNode() && p.State != nil && p.current != nil && !p.current.RC.EachNode() { // a node keeps one pod
+		stay, gone := p.staying(c, p.placed())
+		replaced, less = len(stay), len(gone)
+		more = p.State.without(gone).place(p.spec, p.missing(stay), stay).Pods
+		total = replaced + more
+	}
 	if c == inPlace {
-		replaced := min(had, total)
 		if limits != nil && len(limits.Roles) > 0 {
 			replaced = min(limits.Counted(p.current.RC.ReplicaGroups), limits.Counted(target.ReplicaGroups))
 		}

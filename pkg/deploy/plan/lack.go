@@ -90,30 +90,45 @@ func (p *planner) end(c course, pods []placed) Room {
 }
 
 // staying tells the pods that stay pods of their controller from those that go. In place, and where only counts
-// change, those go that are too many, and those that have to leave their nodes.
+// change, those go that are too many, and those that have to leave their nodes. Where each node has one, the others on
+// that node are too many.
 func (p *planner) staying(c course, pods []placed) (stay, gone []placed) {
 	if c == first || c == recreate {
 		return nil, pods
 	}
-	left := map[string]int{}
+	left, each := map[string]int{}, p.spec.Mode == rc.EachNode // left: pods that a role, or a node, may still have
 	for _, g := range p.spec.Groups() {
 		left[g.Role] = *g.Count
+	}
+	for name := range p.State.Nodes {
+		if each {
+			left[name] = 1
+		}
 	}
 	selector, err := rc.ParseSelector(p.spec.NodeSelector)
 	for _, at := range slices.Backward(pods) {
 		v := p.State.Nodes[at.node]
 		leaves := v != nil && err == nil && p.spec.Allocation() != rc.Static && (v.MustLeave() || !v.MayMatch(selector))
-		if at.id.RCID != p.moving(c).RC.ID || left[at.id.Role] == 0 || leaves {
+		of := at.id.Role
+		if each {
+			of = at.node
+		}
+		if at.id.RCID != p.moving(c).RC.ID || left[of] == 0 || leaves {
 			gone = append(gone, at)
 			continue
 		}
-		stay, left[at.id.Role] = append(stay, at), left[at.id.Role]-1
+		stay, left[of] = append(stay, at), left[of]-1
 	}
 	return stay, gone
 }
 
-// missing returns how many pods of each group have no place yet, the groups in the order in which they roll.
+// missing returns how many pods of each group have no place yet, the groups in the order in which they roll. Where each
+// node has one pod, that is one for every other node.
 func (p *planner) missing(there []placed) []rc.ReplicaGroup {
+	if p.spec.Mode == rc.EachNode {
+		all := rc.MaxReplicas
+		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &all}}
+	}
 	groups, err := rollout.FirstOf(p.spec.Total(), p.spec.Groups(), p.spec.Update.GroupOrder)
 	if err != nil {
 		return nil // such an order is refused

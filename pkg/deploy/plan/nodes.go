@@ -94,6 +94,15 @@ func (p *planner) surplus(id string, n int) *Where {
 	return whereOf(own, min(n, len(own)))
 }
 
+// departures says where n pods of a controller are that stop.
+func (p *planner) departures(c course, id string, n int) *Where {
+	if p.State == nil || p.spec.Mode != rc.EachNode {
+		return p.surplus(id, n)
+	}
+	_, gone := p.staying(c, p.placed())
+	return whereOf(gone, min(n, len(gone)))
+}
+
 // upgraded says where n pods are that get another manifest where they are.
 func (p *planner) upgraded(c course, limits *rc.InPlace, n int) *Where {
 	if p.State == nil {

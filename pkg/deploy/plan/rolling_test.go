@@ -553,7 +553,9 @@ func TestEveryStopIsInThePlan(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := &cluster{}
 			c.deployed(t, sample(t, tc.before...))
-			p, err := c.planOf(t, sample(t, tc.after...), func(s *plan.RollingStrategy) { s.State = nodes(9, 9, 9, 9) })
+			state := nodes(9, 9, 9, 9)
+			c.runs(state, "n0", "n1", "n2")
+			p, err := c.planOf(t, sample(t, tc.after...), func(s *plan.RollingStrategy) { s.State = state })
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -62,7 +62,7 @@ func (s *ServiceSpec) KnobsAfter(before *ServiceSpec) rollout.Knobs {
 	if k.Strategy != "" || k.Order != "" || k.Canary != nil {
 		return k
 	}
-	if s.Anchored() != nil || len(s.Pod.VolumeNames()) > 0 || before != nil && before.Mode != rc.EachNode && before.Anchored() != nil {
+	if s.Anchored() != nil || len(s.Pod.VolumeNames()) > 0 || before != nil && before.Anchored() != nil {
 		k.Strategy = rollout.InPlaceStrategy
 	}
 	return k
