@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -204,7 +207,7 @@ func planNodes(e *env) {
 		{"web-r2", "run", web{replicas: 6, version: "2", fields: "max_per_node: 3\n"}},
 	} {
 		before := e.perNode(step.rc)
-		want := e.forecast(step.w, step.verb, step.rc)
+		want := e.forecast(e.document(step.w), step.verb, step.rc)
 		e.deployed(step.w)
 		e.within(limit, func() error {
 			got := map[string]int{}
@@ -245,9 +248,9 @@ func (e *env) perNode(name string) map[string]int {
 }
 
 // forecast returns on which nodes a plan runs, or stops, pods of a controller.
-func (e *env) forecast(w web, verb, rc string) map[string]int {
+func (e *env) forecast(document, verb, rc string) map[string]int {
 	e.t.Helper()
-	out, err := e.tryRcctl(e.document(w), "plan", "-f", "-", "-o", "json")
+	out, err := e.tryRcctl(document, "plan", "-f", "-", "-o", "json")
 	var plans []struct{ Operations []plan.Line }
 	if err == nil || !strings.Contains(err.Error(), "exit status 6") || json.Unmarshal([]byte(out), &plans) != nil || len(plans) != 1 {
 		e.t.Fatalf("rcctl plan: %v\n%s", err, out)
@@ -261,4 +264,65 @@ func (e *env) forecast(w web, verb, rc string) map[string]int {
 		}
 	}
 	return on
+}
+
+// modeChange: a service of counts gets a pod on each node, and counts again with a new version. Each time the plan names
+// the nodes where pods stop and where others come, the farm does so, and the service keeps its minimum meanwhile.
+func modeChange(e *env) {
+	e.site(4, 1)
+	counts := func(w web) string { return e.document(w) }
+	w := web{replicas: 5, version: "1", fields: "max_per_node: 2\n"}
+	e.deployed(w)
+	before := e.perNode("web-r1")
+	each := strings.NewReplacer("replicas: 5\n", "mode: each-node\n", "max_per_node: 2\n", "").Replace(counts(w))
+	stops, runs := e.forecast(each, "stop", "web-r1"), e.forecast(each, "run", "web-r1")
+	if least := e.least("web-r1", func() { e.rcctl(each, "deploy", "-f", "-", "--yes") }, 4); least < 3 {
+		e.t.Errorf("%d pods were available on the way to one on each of 4 nodes", least)
+	}
+	after := e.perNode("web-r1")
+	for n := range 4 {
+		name := fmt.Sprintf("n%d", n+1)
+		if after[name] != 1 || before[name]-stops[name]+runs[name] != 1 {
+			e.t.Errorf("%s had %d pods, the plan stopped %d and ran %d, and it has %d", name, before[name], stops[name], runs[name], after[name])
+		}
+	}
+	w = web{replicas: 2, version: "2"}
+	if stops = e.forecast(counts(w), "stop", "web-r1"); len(stops) != 2 {
+		e.t.Errorf("the plan stops pods on %v", stops)
+	}
+	if least := e.least("web-r1", func() { e.rcctl(counts(w), "deploy", "-f", "-", "--yes") }, 2); least < 1 {
+		e.t.Errorf("%d pods were available on the way to 2", least)
+	}
+	e.runs(map[string]int{"2": 2})
+}
+
+// least does something, waits until a controller has exactly so many pods, all available, and returns how few were
+// available in between.
+func (e *env) least(name string, do func(), pods int) int {
+	e.t.Helper()
+	id, least := e.rcID(name), 1000
+	done := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for {
+			if st, err := e.store.Statuses.Get(context.Background(), store.Consistent, id); err == nil {
+				least = min(least, st.Value.Available)
+			}
+			select {
+			case <-done:
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	})
+	do()
+	e.within(limit, func() error {
+		if n := len(e.placements(id)); n != pods {
+			return fmt.Errorf("%s has %d pods, want %d", name, n, pods)
+		}
+		return e.availableAll(id, pods)
+	})
+	close(done)
+	watching.Wait()
+	return least
 }

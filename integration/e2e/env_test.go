@@ -104,6 +104,7 @@ var scenarios = map[string]func(*env){
 	"pod-labels":            podLabels,
 	"deploy-waits":          deployWaits,
 	"plan-nodes":            planNodes,
+	"mode-change":           modeChange,
 	"sequences":             sequences,
 	"drain-volume":          drainVolume,
 	"relabel":               relabel,

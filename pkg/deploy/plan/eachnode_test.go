@@ -100,27 +100,31 @@ func TestAPlanBetweenModes(t *testing.T) {
 		want    []string
 	}{
 		{
-			"to each node", counts(6), each(), []string{"n0", "n0", "n0", "n1", "n1", "n2"},
+			"to each node", counts(6), each(),
+			[]string{"n0", "n0", "n0", "n1", "n1", "n2"},
 			[]string{
 				"run 1 pod of web-r1 (forecast: n3)",
 				"stop 3 pods of web-r1 (forecast: n0 (2 pods), n1)", "remove 3 pods of web-r1 (forecast: n0 (2 pods), n1)",
 			},
 		},
 		{
-			"to each node, with a new version", counts(3), each(newManifest), []string{"n0", "n0", "n1"},
+			"to each node, with a new version", counts(3), each(newManifest),
+			[]string{"n0", "n0", "n1"},
 			[]string{
 				"upgrade in place 2 pods of web-r1 (forecast: n0, n1)", "run 2 pods of web-r1 (forecast: n2, n3)",
 				"stop 1 pod of web-r1 (forecast: n0)", "remove 1 pod of web-r1 (forecast: n0)",
 			},
 		},
 		{
-			"to fewer", each(), counts(1), []string{"n0", "n1", "n2", "n3"},
+			"to fewer", each(), counts(1),
+			[]string{"n0", "n1", "n2", "n3"},
 			[]string{
 				"stop 3 pods of web-r1 (forecast: n1, n2, n3)", "remove 3 pods of web-r1 (forecast: n1, n2, n3)",
 			},
 		},
 		{
-			"to more", each(), counts(5), []string{"n0", "n1", "n2", "n3"},
+			"to more", each(), counts(5),
+			[]string{"n0", "n1", "n2", "n3"},
 			[]string{"run 1 pod of web-r1 (forecast: n0)"},
 		},
 	} {
