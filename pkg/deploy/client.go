@@ -98,11 +98,15 @@ func (c *Client) reached(ctx context.Context, g plan.Goal) (bool, error) {
 		}
 		return false, err
 	}
+	pods := g.Pods
+	if end != nil || g.Rollout == "" { // no rollout is about to change the count: somebody else may have, since the plan was made
+		pods = st.Value.Desired
+	}
 	switch g.Reached {
 	case plan.Available:
-		return st.Value.Available >= g.Pods, nil
+		return st.Value.Available >= min(g.Pods, pods), nil
 	case plan.Left:
-		return st.Value.Placed+st.Value.Stopping <= g.Pods, nil
+		return st.Value.Placed+st.Value.Stopping <= max(g.Pods, pods), nil
 	default: // plan.Gone: a controller that the rollout has left stays for good
 		return end != nil && r.Value.DeletedAt == nil, nil
 	}

@@ -347,3 +347,23 @@ func TestDigests(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A wait for the number of pods of a plan ends although somebody else has scaled the service since.
+func TestAwaitAfterSomebodyScaled(t *testing.T) {
+	w := newWorld(t)
+	p, err := w.deployment(t, "a").Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	svc, _ := w.Service(t.Context(), "web")
+	r := svc.Controllers[0].RC
+	goal := plan.Goal{Service: "web", Rollout: p.Rollout(), RC: r.ID, Reached: plan.Available, Pods: 2}
+	// meanwhile another person has scaled it down to 1, and the rollout is done
+	w.put(t, w.Store.Keys().Statuses.Key(r.ID), rc.Status{RCID: r.ID, ObservedGeneration: r.Generation, Desired: 1, Available: 1, Placed: 1})
+	w.end(t, rollout.Done, "")
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := w.Await(ctx, goal); err != nil {
+		t.Errorf("the rollout is done, and it waits on: %v", err)
+	}
+}

@@ -2,6 +2,7 @@ package preparer_test
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,7 +55,11 @@ func TestIntentOfAnotherPod(t *testing.T) {
 	b.killAndAwait(0)
 	b.eventually(func() error {
 		name, err := os.ReadFile(filepath.Join(b.cfg.Dir, "homes", "rc1.main.0", "pod-id"))
-		if err == nil && string(name) != "web\n" {
+		switch {
+		case err != nil:
+		case len(name) == 0: // the shell has opened it, and is about to write
+			err = errors.New("the pod has not written its name yet")
+		case string(name) != "web\n":
 			t.Errorf("the pod was called %q", name)
 		}
 		return err

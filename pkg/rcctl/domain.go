@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -62,7 +63,13 @@ func runDomainShow(c *cli.Context, std *stdio, s *conn) error {
 			}
 			tb.rows = append(tb.rows, []string{h.Service, cmp.Or(h.Host, noHost), next})
 		}
-		return tb.write(w, coloured(w))
+		if err := tb.write(w, coloured(w)); err != nil {
+			return err
+		}
+		if slices.ContainsFunc(v.Services, func(h inspect.HostView) bool { return h.Next != nil }) {
+			fmt.Fprintln(w, "NEXT is for documents that name no host; one that names its host keeps it")
+		}
+		return nil
 	})
 }
 

@@ -92,8 +92,8 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 	about := func(r *rc.RC, count int, until Reached, goal int, where *Where) pods {
 		return pods{RC: r.ID, Pods: count, Where: where, forecast: forecast{Goal{Service: p.spec.Name, RC: r.ID, Reached: until, Pods: goal}, id}}
 	}
-	ends := func(r *rc.RC, count, goal int) []Operation {
-		gone := about(r, count, Left, goal, p.departures(c, r.ID, count))
+	ends := func(r *rc.RC, count, goal int, where *Where) []Operation {
+		gone := about(r, count, Left, goal, where)
 		return []Operation{&StopPodsOperation{gone}, &RemovePodsOperation{gone}}
 	}
 	var ops []Operation
@@ -130,7 +130,7 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 		ops = append(ops, &RunPodsOperation{run})
 	}
 	if less > 0 {
-		ops = append(ops, ends(target, less, total)...)
+		ops = append(ops, ends(target, less, total, p.departures(c, target.ID, less))...)
 	}
 	if p.svc == nil {
 		return ops
@@ -140,7 +140,7 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 			continue
 		}
 		if n := o.RC.Desired(); n > 0 {
-			ops = append(ops, ends(&o.RC, n, 0)...)
+			ops = append(ops, ends(&o.RC, n, 0, p.surplus(o.RC.ID, n))...)
 		}
 		if !p.knobs.LeaveOld {
 			goal := Goal{Service: p.spec.Name, RC: o.RC.ID, Reached: Gone}

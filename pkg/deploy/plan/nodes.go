@@ -25,6 +25,16 @@ type OnNode struct {
 	Pods int    `json:"pods"`
 }
 
+// check records what cannot be a forecast.
+func (w *Where) check(errs *field.Errors, path string) {
+	for _, at := range w.Nodes {
+		errs.CheckName(path+"nodes.node", at.Node)
+		field.CheckRange(errs, path+"nodes.pods", at.Pods, 1, rc.MaxReplicas)
+	}
+	field.CheckRange(errs, path+"lacking", w.Lacking, 0, rc.MaxReplicas)
+	errs.CheckBytes(path+"unknown", w.Unknown, maxText)
+}
+
 // whereLimit is up to how many pods the nodes are named on a screen.
 const whereLimit = 20
 
@@ -94,12 +104,23 @@ func (p *planner) surplus(id string, n int) *Where {
 	return whereOf(own, min(n, len(own)))
 }
 
-// departures says where n pods of a controller are that stop.
+// departures says where n pods of the controller that stays are that stop, because its roles have fewer.
 func (p *planner) departures(c course, id string, n int) *Where {
-	if p.State == nil || p.spec.Mode != rc.EachNode {
+	if p.State == nil || p.base.Spec.Mode == rc.EachNode && p.spec.Mode != rc.EachNode {
 		return p.surplus(id, n)
 	}
 	_, gone := p.staying(c, p.placed())
+	if p.spec.Mode != rc.EachNode {
+		before, after := p.moving(c).RC.ReplicaGroups, p.spec.Groups()
+		left := map[string]int{}
+		for role := range rolesOf(before, after) {
+			left[role] = max(0, countOf(before, role)-countOf(after, role))
+		}
+		gone = slices.DeleteFunc(gone, func(at placed) bool { // others have to leave their nodes, and are placed again
+			left[at.id.Role]--
+			return at.id.RCID != id || left[at.id.Role] < 0
+		})
+	}
 	return whereOf(gone, min(n, len(gone)))
 }
 
@@ -143,7 +164,8 @@ func (p *planner) successors(old []placed) []placed {
 	if len(old) == 0 || p.knobs.Kind() == rollout.BlueGreenStrategy {
 		stops, batch = 0, total
 	}
-	batch = max(batch, stops, 1, total/forecastStages)
+	least := max(1, max(total, len(old))/forecastStages) // pods of a stage
+	batch = max(batch, stops, least)
 	state := *p.State
 	extra := max(0, len(old)-total)
 	if p.current != nil {
@@ -166,7 +188,7 @@ func (p *planner) successors(old []placed) []placed {
 		}
 		found, state.Taken = append(found, room.found...), room.taken
 		if stops == 0 {
-			goes(max(room.Pods, 1))
+			goes(max(room.Pods, least))
 		}
 	}
 	return found

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -243,5 +244,47 @@ func TestASavedPlanWhosePodsMoved(t *testing.T) {
 	}
 	if all, butNodes := saved.Shows(&elsewhere); all || !butNodes {
 		t.Error(all, butNodes)
+	}
+}
+
+// Where one role has fewer, the nodes are those of its pods.
+func TestNodesOfARoleThatHasFewer(t *testing.T) {
+	groups := func(read int) []string {
+		return []string{`replicas=null`, fmt.Sprintf(`replica_groups=[{"role": "main", "count": 3}, {"role": "read", "count": %d}]`, read)}
+	}
+	c, state := &cluster{}, wide(9, 9, 9, 9, 9)
+	c.deployed(t, sample(t, groups(2)...))
+	for i, role := range []string{"main", "main", "main", "read", "read"} {
+		id := pod.Identity{RCID: c.svc.Controllers[0].RC.ID, Role: role, Index: i % 3}
+		state.Taken[fmt.Sprint("n", i)].Claims[id.String()] = node.Claim{Pod: id}
+	}
+	p, err := c.planOf(t, sample(t, groups(1)...), func(r *plan.RollingStrategy) { r.State = state })
+	want := []string{"stop 1 pod of web-r1 (forecast: n4)", "remove 1 pod of web-r1 (forecast: n4)"}
+	if diff := cmp.Diff(want, forecasts(&p)); err != nil || diff != "" {
+		t.Error(err, diff)
+	}
+}
+
+// A forecast goes through a bounded number of stages also where no stage finds a node before old pods are gone: with one
+// stage for each pod this plan took minutes.
+func TestNodesOfAFullCluster(t *testing.T) {
+	slots := make([]int, 4000)
+	for i := range 2001 {
+		slots[i] = 1
+	}
+	c, state := &cluster{}, wide(slots...)
+	c.deployed(t, sample(t, `replicas=2000`))
+	on := make([]string, 2000)
+	for i := range on {
+		on[i] = fmt.Sprint("n", i)
+	}
+	c.runs(state, on...)
+	begun := time.Now()
+	p, err := c.planOf(t, sample(t, `replicas=2000`, newManifest, `update.step=1`), func(r *plan.RollingStrategy) { r.State = state })
+	if got := forecasts(&p); err != nil || len(got) != 3 || strings.Contains(got[0], "no node for") {
+		t.Errorf("%q, %v", got, err)
+	}
+	if took := time.Since(begun); took > 20*time.Second {
+		t.Errorf("the plan took %s", took)
 	}
 }

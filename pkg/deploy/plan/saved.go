@@ -289,6 +289,9 @@ func (s *SavedService) validate() field.Errors {
 		field.CheckOneOf(&errs, path+"sign", l.Sign, Added, Removed, Changed, Replaced)
 		field.CheckRange(&errs, path+"depth", l.Depth, 0, maxDepth)
 		errs.CheckBytes(path+"what", l.Text, maxText)
+		if l.Where != nil {
+			l.Where.check(&errs, path+"where.")
+		}
 	}
 	for i, warning := range s.Warnings {
 		errs.CheckBytes(fmt.Sprintf("warnings[%d]", i), warning, maxText)

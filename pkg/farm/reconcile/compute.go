@@ -30,14 +30,15 @@ func Compute(s *Snapshot) Plan {
 	repairs{d}.repair()
 	lost.markLost()
 	waits := d.answer(d.release()) || waitsToStop
-	labelling{d}.carryOut()
 	switch {
 	case s.RC.DeletedAt != nil:
 		d.stopAll()
+		labelling{d}.carryOut()
 		// While holding, pods may run on nodes that have not spoken yet (R1).
 		d.plan.Finish = len(s.Pods) == 0 && len(d.plan.Changes) == 0 && s.Hold == "" && !waits
 	case s.RC.Disabled:
 		draining.drainsWait()
+		labelling{d}.carryOut()
 	default:
 		draining.evictAll()
 		moving.finishMoves()
@@ -47,6 +48,7 @@ func Compute(s *Snapshot) Plan {
 		draining.transfer()
 		upgrades{room}.upgrade()
 		naming{room}.switchNames()
+		labelling{d}.carryOut() // after all that chooses pods: a label must not decide which one stops
 		labelling{d}.relabel()
 		draining.drainsWait()
 	}

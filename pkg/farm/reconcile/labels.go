@@ -48,13 +48,20 @@ func (c labelling) follows(p *Pod) bool {
 	return !c.s.stays(p) && (c.s.RC.InPlace == nil || c.s.current(p))
 }
 
+// maxAsked is how many requests about one pod are one change, which one transaction takes.
+const maxAsked = 16
+
 // carryOut gives pods the labels of their own that people ask for. All requests about one pod, in the order in which they were
-// made, are one change. A request is void when the pod is not on that node any more, or stops. It stays while the pod has
-// another change to make, or farms wait for nodes to speak (R1).
+// made, are one change, and a later pass carries out those beyond maxAsked. A request is void when the pod is not on that
+// node any more, or stops. It stays while the pod has another change to make, or farms wait for nodes to speak (R1).
 func (c labelling) carryOut() {
 	own, asked := map[pod.Identity]map[string]string{}, map[pod.Identity][]string{}
 	for _, r := range c.s.Requests {
-		if r.Label == nil {
+		if r.Label == nil || len(asked[r.Pod]) == maxAsked {
+			continue
+		}
+		if c.s.Hold != "" {
+			c.waiting = true
 			continue
 		}
 		p := c.s.find(r.Pod)
@@ -76,8 +83,6 @@ func (c labelling) carryOut() {
 		case len(requests) == 0 || c.startsBeside(p):
 		case maps.Equal(own[p.Identity], p.OwnLabels):
 			c.plan.Answered = append(c.plan.Answered, requests...)
-		case c.s.Hold != "":
-			c.waiting = true
 		default:
 			ch := c.label(p, c.labelsWith(p, own[p.Identity]), own[p.Identity], "its own labels are changed, as asked")
 			ch.Answers = requests

@@ -1,7 +1,9 @@
 package reconcile_test
 
 import (
+	"fmt"
 	"maps"
+	"slices"
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
@@ -105,5 +107,62 @@ func TestAnUpgradeBringsTheLabels(t *testing.T) {
 	plan := reconcile.Compute(s)
 	if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Upgrade || plan.Changes[0].Placement.Labels["team"] != "a" {
 		t.Errorf("the changes are %+v", plan.Changes)
+	}
+}
+
+// asked leaves n requests to label one pod.
+func asked(s *reconcile.Snapshot, i, n int) {
+	for k := range n {
+		s.Requests = append(s.Requests, reconcile.Request{
+			ID: fmt.Sprintf("r%03d", k), Node: s.Pods[i].Node, Pod: s.Pods[i].Identity,
+			Label: &reconcile.Labels{Set: map[string]string{"x": fmt.Sprint(k)}},
+		})
+	}
+}
+
+// A label that somebody asks for decides not which pod stops.
+func TestALabelChoosesNoPod(t *testing.T) {
+	t.Parallel()
+	for _, ordered := range []bool{false, true} {
+		for _, requests := range []int{0, 1} {
+			s := spoken(3, 2)
+			s.RC.ReplicaGroups[0].Ordered = ordered
+			asked(s, 2, requests)
+			plan := reconcile.Compute(s)
+			if got := stopped(&plan); !slices.Equal(got, []string{"main.2"}) {
+				t.Errorf("ordered %t, %d requests: %v stop, want main.2", ordered, requests, got)
+			}
+		}
+	}
+	s := spoken(3, 2)
+	sick(s, 2)
+	s.RC.MinAvailable = count(1)
+	asked(s, 2, 1)
+	plan := reconcile.Compute(s)
+	if got := stopped(&plan); !slices.Equal(got, []string{"main.2"}) {
+		t.Errorf("main.2 is sick, and %v stop", got)
+	}
+}
+
+// Requests beyond what one transaction takes wait for a later pass, and the first ones are carried out first.
+func TestManyLabelsOfOnePod(t *testing.T) {
+	t.Parallel()
+	s := spoken(2, 2)
+	asked(s, 1, 150)
+	plan := reconcile.Compute(s)
+	if len(plan.Changes) != 1 || len(plan.Changes[0].Answers) != 16 || plan.Changes[0].Placement.OwnLabels["x"] != "15" {
+		t.Errorf("%+v", plan.Changes)
+	}
+}
+
+// While farms wait for nodes to speak, requests wait, also those that would be void.
+func TestLabelsWaitForNodes(t *testing.T) {
+	t.Parallel()
+	s := spoken(2, 2)
+	asked(s, 1, 1)
+	s.Requests[0].Node, s.Hold = "elsewhere", "nodes have not reported"
+	plan := reconcile.Compute(s)
+	if len(plan.Answered)+len(plan.Void)+len(plan.Changes) != 0 {
+		t.Errorf("%+v", plan)
 	}
 }
