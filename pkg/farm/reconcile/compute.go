@@ -32,8 +32,8 @@ func Compute(s *Snapshot) Plan {
 	waits := d.answer(d.release()) || waitsToStop
 	switch {
 	case s.RC.DeletedAt != nil:
-		d.stopAll()
 		labelling{d}.carryOut()
+		d.stopAll()
 		// While holding, pods may run on nodes that have not spoken yet (R1).
 		d.plan.Finish = len(s.Pods) == 0 && len(d.plan.Changes) == 0 && s.Hold == "" && !waits
 	case s.RC.Disabled:

@@ -57,8 +57,8 @@ const maxAsked = 16
 func (c labelling) carryOut() {
 	own, asked := map[pod.Identity]map[string]string{}, map[pod.Identity][]string{}
 	for _, r := range c.s.Requests {
-		if r.Label == nil || len(asked[r.Pod]) == maxAsked {
-			continue
+		if r.Label == nil || c.changed[r.Pod] || len(asked[r.Pod]) == maxAsked {
+			continue // the next look
 		}
 		if c.s.Hold != "" {
 			c.waiting = true
