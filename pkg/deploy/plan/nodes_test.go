@@ -265,26 +265,32 @@ func TestNodesOfARoleThatHasFewer(t *testing.T) {
 	}
 }
 
-// A forecast goes through a bounded number of stages also where no stage finds a node before old pods are gone: with one
-// stage for each pod this plan took minutes.
+// A forecast goes through a bounded number of stages also where no stage finds a node before old pods are gone. With one
+// stage for each pod it took 60 times as long as where there is room.
 func TestNodesOfAFullCluster(t *testing.T) {
-	slots := make([]int, 4000)
-	for i := range 2001 {
-		slots[i] = 1
+	const pods, all = 1000, 2000
+	took := func(slots int) time.Duration {
+		of := make([]int, all)
+		for i := range pods + 1 {
+			of[i] = slots
+		}
+		c, state := &cluster{}, wide(of...)
+		c.deployed(t, sample(t, fmt.Sprintf("replicas=%d", pods)))
+		on := make([]string, pods)
+		for i := range on {
+			on[i] = fmt.Sprint("n", i)
+		}
+		c.runs(state, on...)
+		begun := time.Now()
+		p, err := c.planOf(t, sample(t, fmt.Sprintf("replicas=%d", pods), newManifest, `update.step=1`), func(r *plan.RollingStrategy) { r.State = state })
+		if got := forecasts(&p); err != nil || len(got) != 3 || strings.Contains(got[0], "no node for") {
+			t.Errorf("%d slots: %q, %v", slots, got, err)
+		}
+		return time.Since(begun)
 	}
-	c, state := &cluster{}, wide(slots...)
-	c.deployed(t, sample(t, `replicas=2000`))
-	on := make([]string, 2000)
-	for i := range on {
-		on[i] = fmt.Sprint("n", i)
+	roomy, full := took(2), took(1)
+	if full > 10*roomy {
+		t.Errorf("the plan of a full cluster took %s, that of a roomy one %s", full, roomy)
 	}
-	c.runs(state, on...)
-	begun := time.Now()
-	p, err := c.planOf(t, sample(t, `replicas=2000`, newManifest, `update.step=1`), func(r *plan.RollingStrategy) { r.State = state })
-	if got := forecasts(&p); err != nil || len(got) != 3 || strings.Contains(got[0], "no node for") {
-		t.Errorf("%q, %v", got, err)
-	}
-	if took := time.Since(begun); took > 20*time.Second {
-		t.Errorf("the plan took %s", took)
-	}
+	t.Logf("full %s, roomy %s", full, roomy)
 }
