@@ -162,9 +162,13 @@ func (s *sequence) deploy(sick *digests, isSick bool, replicas int) {
 	if isSick || s.version == 0 || s.rnd.Intn(2) == 0 {
 		s.version++
 	}
+	patience := "1m" // a busy machine takes no version back that works
+	if isSick {
+		patience = "2s"
+	}
 	doc := map[string]any{
 		"name": s.name, "replicas": replicas, "pod_labels": map[string]string{"of": s.labels},
-		"update": map[string]any{"stage_timeout": "2s", "on_timeout": "rollback"},
+		"update": map[string]any{"stage_timeout": patience, "on_timeout": "rollback"},
 		"pod": map[string]any{"version": 1, "id": s.name, "min_ready": "0s", "launchables": []any{map[string]any{
 			"name": "main", "artifact": map[string]string{"kind": "tar", "url": "https://files.example/main.tar.gz", "sha256": strings.Repeat("0", 64)},
 			"env": map[string]string{"VERSION": strconv.Itoa(s.version), "SICK": strconv.FormatBool(isSick)},
