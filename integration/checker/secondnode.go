@@ -8,7 +8,8 @@ const (
 	minReady         = 10 * time.Second
 )
 
-// leaves reports whether the pod was asked to stop, or has stopped, to be tried on a second node: it stops since it remembers this one.
+// leaves reports whether the pod was asked to stop, or has stopped, to be tried on a second node: it stops since it
+// remembers this one.
 func (p *placement) leaves() bool {
 	for _, a := range p.Avoid {
 		if a.Node == p.Node && a.Digest == p.Digest && p.RunState == stopped && p.StoppingSince != nil && a.Since.Equal(*p.StoppingSince) {
@@ -28,9 +29,9 @@ func (p *placement) tried() bool {
 	return false
 }
 
-// getsSecondNode reports whether a pod is asked to stop because it was never available where it is, as may be done once (P4): its node says so of
-// what is placed there, and that it is hopeless or had its time; the stop depends on that very report, and the controller's pods may move. Whether
-// another node would take it is not judged.
+// getsSecondNode reports whether a pod is asked to stop because it was never available where it is, as may be done
+// once (P4): its node says so of what is placed there, and that it is hopeless or had its time; the stop depends on
+// that very report, and the controller's pods may move. Whether another node would take it is not judged.
 func (j *judgement) getsSecondNode(w *Write, before, after *placement) bool {
 	if before == nil || after == nil || !after.leaves() || before.RunState != running || before.tried() ||
 		before.Node != after.Node || before.Digest != after.Digest || len(before.Ghosts) > 0 {

@@ -19,8 +19,8 @@ type leaving struct {
 	unread, served                bool
 }
 
-// Once, because its node says that it was never available and is hopeless or had its time, a pod may be stopped that is desired. Each thing that is
-// not so makes it a stop that nobody asked for.
+// Once, because its node says that it was never available and is hopeless or had its time, a pod may be stopped that
+// is desired. Each thing that is not so makes it a stop that nobody asked for.
 func TestAStopForASecondNode(t *testing.T) {
 	t.Parallel()
 	const rule = "P4 stop that nobody asked for"

@@ -9,9 +9,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// badMachine: a machine on which a program ends at once keeps no replica of it, whichever way it came, and fails no deployment. Being empty it would
-// be the first choice for each further replica, and is the last one as long as others work. A version that works nowhere is tried on a second node
-// and fails as before.
+// badMachine: a machine on which a program ends at once keeps no replica of it, whichever way it came, and fails no
+// deployment. Being empty it would be the first choice for each further replica, and is the last one as long as others
+// work. A version that works nowhere is tried on a second node and fails as before.
 func badMachine(e *env) {
 	e.site(3, 1)
 	w := web{replicas: 3, version: "1", update: "step: 1, stage_timeout: 1h"}

@@ -266,8 +266,9 @@ func (e *env) forecast(document, verb, rc string) map[string]int {
 	return on
 }
 
-// modeChange: a service of counts gets a pod on each node, and counts again with a new version. Each time the plan names
-// the nodes where pods stop and where others come, the farm does so, and the service keeps its minimum meanwhile.
+// modeChange: a service of counts gets a pod on each node, and counts again with a new version. Each time the plan
+// names the nodes where pods stop and where others come, the farm does so, and the service keeps its minimum
+// meanwhile.
 func modeChange(e *env) {
 	e.site(4, 1)
 	counts := func(w web) string { return e.document(w) }

@@ -46,9 +46,9 @@ type sequence struct {
 type set map[string]bool
 
 // sequences: whatever sequence of deploys, scales, changed labels, rollbacks and pauses services go through, some of
-// them with a version that never becomes available and some in mid-course: once all is at rest, what runs is the document
-// in effect with the replicas that were asked for last, a second plan is empty, and no controller has lost more pods than
-// the plans said.
+// them with a version that never becomes available and some in mid-course: once all is at rest, what runs is the
+// document in effect with the replicas that were asked for last, a second plan is empty, and no controller has lost
+// more pods than the plans said.
 func sequences(e *env) {
 	e.startConsul("")
 	e.farm("f1", "")
@@ -196,8 +196,8 @@ func (s *sequence) deploy(sick *digests, isSick bool, replicas int) {
 
 var stopsOf = regexp.MustCompile(`- +stop (\d+) pods? of (\S+)`)
 
-// rcctl runs a command, and notes which pods it says will stop. It returns whether the command was carried out: one may be
-// refused for the state that the service is in.
+// rcctl runs a command, and notes which pods it says will stop. It returns whether the command was carried out: one
+// may be refused for the state that the service is in.
 func (s *sequence) rcctl(stdin []byte, args ...string) bool {
 	s.e.t.Helper()
 	out, err := s.e.tryRcctl(string(stdin), args...)

@@ -1,12 +1,13 @@
 // Command hello is the sample program of the demo and the end-to-end tests: an HTTP server that says who it is.
 //
-// Its behaviour can be bent through the environment: HELLO_FAIL=1 makes it exit at once with status 3, HELLO_FAIL=NODE,NODE
-// does so on some nodes, HELLO_EXIT=n makes it exit with status n once it has said so, HELLO_ENDS=5s after that time, HELLO_SICK=1 makes its health check fail,
-// HELLO_SICK=NODE,NODE does so on some nodes, HELLO_HUNG=FILE makes it answer no health check while there is such a file,
-// HELLO_VERSION is repeated in its answers. HELLO_HOSTILE=n makes it do to its node what it can, with a tree of
-// directories n deep. HELLO_ALONE=DIR makes it hold DIR/<pod id>-<role>-<index> locked while it lives, and write there
-// when it starts and ends, or that another lives. HELLO_SIEGE=ADDRESS,SOCKET makes it take what connections it gets at an
-// address, and say in its home what it is told at a socket.
+// Its behaviour can be bent through the environment: HELLO_FAIL=1 makes it exit at once with status 3,
+// HELLO_FAIL=NODE,NODE does so on some nodes, HELLO_EXIT=n makes it exit with status n once it has said so,
+// HELLO_ENDS=5s after that time, HELLO_SICK=1 makes its health check fail, HELLO_SICK=NODE,NODE does so on some nodes,
+// HELLO_HUNG=FILE makes it answer no health check while there is such a file, HELLO_VERSION is repeated in its
+// answers. HELLO_HOSTILE=n makes it do to its node what it can, with a tree of directories n deep. HELLO_ALONE=DIR
+// makes it hold DIR/<pod id>-<role>-<index> locked while it lives, and write there when it starts and ends, or that
+// another lives. HELLO_SIEGE=ADDRESS,SOCKET makes it take what connections it gets at an address, and say in its home
+// what it is told at a socket.
 package main
 
 import (

@@ -222,8 +222,8 @@ func (ps *pass) admitStops(ctx context.Context, plan *reconcile.Plan) (admitted 
 	return false, errTripped
 }
 
-// stopsOf returns the stops that a plan asks for and that count: not those of pods that were never available and get a second node. They serve
-// nobody, and each does that once.
+// stopsOf returns the stops that a plan asks for and that count: not those of pods that were never available and get a
+// second node. They serve nobody, and each does that once.
 func stopsOf(plan *reconcile.Plan, now time.Time) []stop {
 	var stops []stop
 	for i := range plan.Changes {
@@ -245,7 +245,8 @@ func (ps *reading) mayStopMany() bool {
 	})
 }
 
-// staying returns how many of the controller's pods stops are measured against, once a plan is carried out; see reconcile.Staying.
+// staying returns how many of the controller's pods stops are measured against, once a plan is carried out; see
+// reconcile.Staying.
 func (ps *reading) staying(plan *reconcile.Plan) int {
 	going := map[pod.Identity]bool{}
 	for i := range plan.Changes {

@@ -352,7 +352,8 @@ func TestAnUnreadableControllerHoldsBackNoStops(t *testing.T) {
 	}
 }
 
-// leaveAll has the stops of a plan be those of pods that were never available and get a second node, or of pods that were back where they began.
+// leaveAll has the stops of a plan be those of pods that were never available and get a second node, or of pods that
+// were back where they began.
 func leaveAll(ps *pass, plan *reconcile.Plan, cameBack bool) {
 	for i := range plan.Changes {
 		now := ps.snapshot.Now
@@ -366,8 +367,9 @@ func leaveAll(ps *pass, plan *reconcile.Plan, cameBack bool) {
 	}
 }
 
-// However many pods leave the nodes where they were never available, that is no mass stop: neither for who plans it nor for who takes over. But
-// they are not owned either, and such a pod that is stopped later where it came back to counts like any other.
+// However many pods leave the nodes where they were never available, that is no mass stop: neither for who plans it
+// nor for who takes over. But they are not owned either, and such a pod that is stopped later where it came back to
+// counts like any other.
 func TestSecondNodesTripNothing(t *testing.T) {
 	t.Parallel()
 	for name, cameBack := range map[string]bool{"they leave": false, "they stop for another reason": true} {

@@ -37,8 +37,8 @@ func (c *cluster) own(id pod.Identity, want map[string]string) pod.Placement {
 	return rec.Value
 }
 
-// A pod gets the labels that are asked of its owner, and only that pod; when it is placed anew, on another node or after a stop, it has
-// none of its own.
+// A pod gets the labels that are asked of its owner, and only that pod; when it is placed anew, on another node or
+// after a stop, it has none of its own.
 func TestLabelsOfOnePod(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -94,9 +94,9 @@ func (c *cluster) answers(id string) {
 	})
 }
 
-// Requests that were left while no farm owned the controller are carried out by the next one, in their order, also that of a pod whose
-// placement was lost meanwhile: it runs, is adopted, and gets its labels then. That of a pod which has stopped is void, and nothing of it is
-// left.
+// Requests that were left while no farm owned the controller are carried out by the next one, in their order, also
+// that of a pod whose placement was lost meanwhile: it runs, is adopted, and gets its labels then. That of a pod which
+// has stopped is void, and nothing of it is left.
 func TestLabelsAreAskedWhileNobodyOwns(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

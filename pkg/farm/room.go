@@ -157,8 +157,8 @@ func (f *finder) search(ctx context.Context, plan *reconcile.Plan, look placemen
 	return left, wait, why, nil
 }
 
-// putOff has those nodes not tried for now that have no room for the pods as far as this farm knows, and those on which pods of the controller
-// never became available.
+// putOff has those nodes not tried for now that have no room for the pods as far as this farm knows, and those on
+// which pods of the controller never became available.
 func (f *finder) putOff() {
 	n, s := f.nodes, f.snapshot
 	if n.last {
@@ -181,7 +181,8 @@ func (n *candidates) skip(full func(name string) bool) {
 	n.pool.Preferred.Skip, n.pool.Rest.Skip = skip, skip
 }
 
-// putOn has nodes tried that were put off: those that are full as far as is known, then those that are unfit. It reports whether there are some.
+// putOn has nodes tried that were put off: those that are full as far as is known, then those that are unfit. It
+// reports whether there are some.
 func (f *finder) putOn() bool {
 	n := f.nodes
 	skipped := n.pool.Preferred.Skip != nil && !n.pool.Empty()

@@ -21,7 +21,8 @@ func failing(in pod.Intent) pod.Reality {
 	return r
 }
 
-// nodesOf returns where the pods of a controller are, sorted, and how many of them remember a node on which they never became available.
+// nodesOf returns where the pods of a controller are, sorted, and how many of them remember a node on which they never
+// became available.
 func (c *cluster) nodesOf(id string) (nodes []string, tried int) {
 	c.t.Helper()
 	recs, corrupt, err := c.store.Pods.List(c.t.Context(), store.Consistent, id)
@@ -39,8 +40,8 @@ func (c *cluster) nodesOf(id string) (nodes []string, tried int) {
 	return nodes, tried
 }
 
-// Pods leave the machine on which they never become available, and it is the last choice for those that come after them, empty as it is. Another
-// controller is not kept off it.
+// Pods leave the machine on which they never become available, and it is the last choice for those that come after
+// them, empty as it is. Another controller is not kept off it.
 func TestABadMachineIsTheLastChoice(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -83,7 +84,8 @@ func TestTheOnlyRoomIsWhereItWas(t *testing.T) {
 	})
 }
 
-// A machine on which nothing works empties at once, however many services are new on it: the mass-stop breaker counts none of that.
+// A machine on which nothing works empties at once, however many services are new on it: the mass-stop breaker counts
+// none of that.
 func TestManyServicesOnABadMachine(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

@@ -118,8 +118,8 @@ func Halted(o Observation, pods *Pods) (is bool, worst *pod.Placement, says pod.
 	return o.Status.Is(rc.Blocked) || worst != nil && severity(&says) >= hopeless && !getsSecondNode(o.Status, worst, &says), worst, says
 }
 
-// getsSecondNode reports whether a hopeless pod is tried on another node, or may be for all that its owner has said so far: a status may be
-// older than the report of the pod.
+// getsSecondNode reports whether a hopeless pod is tried on another node, or may be for all that its owner has said so
+// far: a status may be older than the report of the pod.
 func getsSecondNode(st *rc.Status, p *pod.Placement, says *pod.Reality) bool {
 	return says.NeverAvailable && p.Tried() == nil && !st.Hopeless
 }

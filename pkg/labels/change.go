@@ -65,8 +65,8 @@ type Found struct {
 
 // Change is what a call has changed.
 type Change struct {
-	// Lines say what is different, a line for each label: "labels.rack: a -> b". There are none where nothing was different; then
-	// nothing was written.
+	// Lines say what is different, a line for each label: "labels.rack: a -> b". There are none where nothing was
+	// different; then nothing was written.
 	Lines []string
 	// Request is, of a pod, the id of the request that was left for its owner: the labels are there once the request at
 	// requests/<rc-id>/<id> is gone, unless the audit trail says that it was void.
@@ -104,8 +104,8 @@ const (
 	maxWaiting = 16
 )
 
-// GetLabels reads the labels of an object, consistently. It returns store.ErrNotFound where there is no such object, a pod that
-// is not placed included, or *store.CorruptError.
+// GetLabels reads the labels of an object, consistently. It returns store.ErrNotFound where there is no such object, a
+// pod that is not placed included, or *store.CorruptError.
 func (a *Applicator) GetLabels(ctx context.Context, of Object) (Found, error) {
 	at, err := a.read(ctx, of)
 	if err != nil {
@@ -117,18 +117,21 @@ func (a *Applicator) GetLabels(ctx context.Context, of Object) (Found, error) {
 	return Found{Labels: at.all, Set: at.now, Waiting: differences(at.now, at.set)}, nil
 }
 
-// SetLabels sets 1 to MaxLabels labels of an object in one transaction; other labels stay. Keys and values are labels in Kubernetes' syntax.
-// Those of a pod are asked of its owner: see Change.Request. Setting labels that the object has already writes nothing.
+// SetLabels sets 1 to MaxLabels labels of an object in one transaction; other labels stay. Keys and values are labels
+// in Kubernetes' syntax. Those of a pod are asked of its owner: see Change.Request. Setting labels that the object has
+// already writes nothing.
 //
-// It returns field.Errors for labels that are not allowed, store.ErrNotFound where there is no such object, *RefusedError where its state does not allow a change
-// (a pod that stops, a revision of a service, a controller that is deleted), store.ErrConflict where others kept changing its records, and
-// store.ErrUnknown where nobody knows whether the change was written. In all cases but the last nothing was written.
+// It returns field.Errors for labels that are not allowed, store.ErrNotFound where there is no such object,
+// *RefusedError where its state does not allow a change (a pod that stops, a revision of a service, a controller that
+// is deleted), store.ErrConflict where others kept changing its records, and store.ErrUnknown where nobody knows
+// whether the change was written. In all cases but the last nothing was written.
 func (a *Applicator) SetLabels(ctx context.Context, of Object, set map[string]string) (Change, error) {
 	return a.ChangeLabels(ctx, of, set, nil)
 }
 
-// RemoveLabels removes labels that people have set, 1 to MaxLabels keys, in one transaction. One that the object has from elsewhere, such as
-// the preparer of a node or the controller of a pod, stays or shows again. A key that nobody has set is no change. Errors are those of SetLabels.
+// RemoveLabels removes labels that people have set, 1 to MaxLabels keys, in one transaction. One that the object has
+// from elsewhere, such as the preparer of a node or the controller of a pod, stays or shows again. A key that nobody
+// has set is no change. Errors are those of SetLabels.
 func (a *Applicator) RemoveLabels(ctx context.Context, of Object, keys ...string) (Change, error) {
 	return a.ChangeLabels(ctx, of, nil, keys)
 }
@@ -155,8 +158,8 @@ func (a *Applicator) ChangeLabels(ctx context.Context, of Object, set map[string
 	}
 }
 
-// Check reports, as field.Errors, what is wrong with labels to set and keys to remove: of none at all, too many, what is no label, a key that
-// only rcfarm sets, and one that is both set and removed.
+// Check reports, as field.Errors, what is wrong with labels to set and keys to remove: of none at all, too many, what
+// is no label, a key that only rcfarm sets, and one that is both set and removed.
 func Check(kind Kind, set map[string]string, remove []string) error {
 	var errs field.Errors
 	allowed := fmt.Sprintf("1 to %d labels to set or keys to remove", MaxLabels)
@@ -318,8 +321,8 @@ func (a *Applicator) readRC(ctx context.Context, id string) (object, error) {
 	}, nil
 }
 
-// mayLabel returns a *RefusedError where labels of a controller are not to be changed. A revision whose service has no record any more is one
-// by itself.
+// mayLabel returns a *RefusedError where labels of a controller are not to be changed. A revision whose service has no
+// record any more is one by itself.
 func (a *Applicator) mayLabel(ctx context.Context, r *rc.RC) error {
 	if r.DeletedAt != nil {
 		return refusedf("rc %s (%s) is marked for deletion since %s; it cannot be labelled", r.Name, r.ID, r.DeletedAt.Format(time.RFC3339))

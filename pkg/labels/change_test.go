@@ -51,8 +51,8 @@ func acts(t *testing.T, s *store.Store) (lines []string) {
 	return lines
 }
 
-// Labels of a node, a controller and a pod are set and removed, one object in one transaction, with an audit record; where nothing is
-// different nothing is written.
+// Labels of a node, a controller and a pod are set and removed, one object in one transaction, with an audit record;
+// where nothing is different nothing is written.
 func TestChangeLabels(t *testing.T) {
 	t.Parallel()
 	a, records, _ := applicator(t)

@@ -1,6 +1,7 @@
-// Package labels finds pods and nodes by their labels, and changes the labels of a pod, a node or a controller. A LabelMatcher reads the records
-// that there are: placements, which bear the labels of pods, and what preparers and operators say about nodes. An Applicator writes what operators
-// may write: it asks the owner of a pod for the pod's own labels. Nothing is remembered.
+// Package labels finds pods and nodes by their labels, and changes the labels of a pod, a node or a controller. A
+// LabelMatcher reads the records that there are: placements, which bear the labels of pods, and what preparers and
+// operators say about nodes. An Applicator writes what operators may write: it asks the owner of a pod for the pod's
+// own labels. Nothing is remembered.
 package labels
 
 import (

@@ -90,19 +90,21 @@ type Avoided struct {
 	Since      time.Time `json:"since"`
 	Generation int64     `json:"generation"`       // of the controller at that time
 	Reason     string    `json:"reason,omitempty"` // what the node said, shortened
-	// Digest is the manifest with which the pod never became available on the node that it was placed on first. Empty: it was moved to
-	// the node from another one. For as long as the pod has this manifest, such an entry says that it has had its second node.
+	// Digest is the manifest with which the pod never became available on the node that it was placed on first. Empty: it
+	// was moved to the node from another one. For as long as the pod has this manifest, such an entry says that it has
+	// had its second node.
 	Digest string `json:"digest,omitempty" feature:"second-node"`
 }
 
-// Tried returns what the placement remembers of the node where the pod, with the manifest that it has, never became available; nil: it
-// has not been tried on a second node.
+// Tried returns what the placement remembers of the node where the pod, with the manifest that it has, never became
+// available; nil: it has not been tried on a second node.
 func (p *Placement) Tried() *Avoided {
 	return field.Find(p.Avoid, func(a *Avoided) bool { return a.Digest != "" && a.Digest == p.Digest })
 }
 
-// Leaves returns what the placement remembers of the node where the pod is, if it was asked to stop there to be tried on a second one; nil: it
-// was not. A pod may come back to that node, and stop there for another reason: then it was asked at another time.
+// Leaves returns what the placement remembers of the node where the pod is, if it was asked to stop there to be tried
+// on a second one; nil: it was not. A pod may come back to that node, and stop there for another reason: then it was
+// asked at another time.
 func (p *Placement) Leaves() *Avoided {
 	a := p.Tried()
 	if a == nil || a.Node != p.Node || p.RunState != Stopped || p.StoppingSince == nil || !p.StoppingSince.Equal(a.Since) {

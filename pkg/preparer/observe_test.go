@@ -99,8 +99,8 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// A node says of a pod that it was never available there until it is, or was before a restart of the preparer; and of a pod that was stopped
-// and is started again anew. Of a pod that an older version has started it does not say so.
+// A node says of a pod that it was never available there until it is, or was before a restart of the preparer; and of
+// a pod that was stopped and is started again anew. Of a pod that an older version has started it does not say so.
 func TestObserveNeverAvailable(t *testing.T) {
 	t.Parallel()
 	in := sampleRecord(0).Intent

@@ -49,7 +49,8 @@ type Record struct {
 	Ready string `json:"ready,omitempty"`
 	// Counting is since when min_ready is counted, so that a restarted preparer goes on with it.
 	Counting *Counting `json:"counting,omitempty"`
-	// NeverAvailable: the pod has not been available since it began with nothing on the node. Records of versions before do not say.
+	// NeverAvailable: the pod has not been available since it began with nothing on the node. Records of versions before
+	// do not say.
 	NeverAvailable bool `json:"never_available,omitempty"`
 	// DataOwner is the id of the pod whose user, home and volumes these are, for as long as the record stays; empty before the
 	// first manifest was read.

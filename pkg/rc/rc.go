@@ -165,7 +165,8 @@ const (
 )
 
 // Avoided returns the nodes that a pod is not moved to, because it did not become available there when it was: not for ten
-// deadlines, unless the controller is changed meanwhile; or the pod's manifest is, where the pod was placed there first.
+// deadlines, unless the controller is changed meanwhile; or the pod's manifest is, where the pod was placed there
+// first.
 func (r *RC) Avoided(p *pod.Placement, now time.Time) []pod.Avoided {
 	var counting []pod.Avoided
 	for _, a := range p.Avoid {
@@ -195,8 +196,8 @@ func ParseSelector(text string) (labels.Selector, error) {
 	return sel, nil
 }
 
-// PodLabelSet returns the labels of a pod of the controller: the manifest's, the controller's on top, the pod's own on top
-// of both, then those that every pod carries.
+// PodLabelSet returns the labels of a pod of the controller: the manifest's, the controller's on top, the pod's own on
+// top of both, then those that every pod carries.
 func (r *RC) PodLabelSet(podID string, manifestLabels, own map[string]string) map[string]string {
 	set := field.Merge(manifestLabels, r.PodLabels, own)
 	set[pod.RCIDLabel], set[pod.PodIDLabel] = r.ID, podID

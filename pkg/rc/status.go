@@ -34,8 +34,8 @@ type Status struct {
 	Updated            int    `json:"updated,omitempty"`             // of Placed, those that are meant to run the record's manifest, of roles that the limit of an upgrade in place counts
 	UpdatedAvailable   int    `json:"updated_available,omitempty"`   // of Updated, those that are available, on nodes with a preparer
 	StandingBy         int    `json:"standing_by,omitempty"`         // of Placed, those that their nodes have registered as standing by
-	// TriedElsewhere is when a pod that runs the record's manifest was last told to leave a node where it had never become available. Each
-	// pod does that once; the timeout of a stage counts anew from then.
+	// TriedElsewhere is when a pod that runs the record's manifest was last told to leave a node where it had never
+	// become available. Each pod does that once; the timeout of a stage counts anew from then.
 	TriedElsewhere *time.Time `json:"tried_elsewhere,omitempty" feature:"second-node"`
 	// Hopeless: a pod that runs the record's manifest was never available, is hopeless, and gets no second node any more.
 	Hopeless bool         `json:"hopeless,omitempty" feature:"second-node"`

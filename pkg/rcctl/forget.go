@@ -136,7 +136,8 @@ func copiesOf(ctx context.Context, s *conn, rcID string, keep func(copyOf) bool)
 	return found, nil
 }
 
-// waitAnswered waits until a request about a copy is answered; goal is what the copy is then. It is refused when the request was void.
+// waitAnswered waits until a request about a copy is answered; goal is what the copy is then. It is refused when the
+// request was void.
 func waitAnswered(ctx context.Context, std *stdio, s *conn, target copyOf, request, goal string, limit time.Duration) error {
 	since := time.Now().Add(-time.Minute) // the clocks of farms may be behind
 	return waitFor(ctx, std, pending{

@@ -333,8 +333,8 @@ func (m *Member) lacks() string {
 	return ""
 }
 
-// since returns when the time of the stage began: with its last progress, or when a pod that gets other ones left a node on which it had never
-// become available, for a second one. Each pod does that once.
+// since returns when the time of the stage began: with its last progress, or when a pod that gets other ones left a
+// node on which it had never become available, for a second one. Each pod does that once.
 func (w *Work) since() time.Time {
 	since := w.Record.ProgressAt
 	for _, m := range w.In(Up) {

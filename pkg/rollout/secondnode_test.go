@@ -8,7 +8,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// The timeout of a stage begins anew when a pod leaves a node on which it never became available. A time in the future counts as now.
+// The timeout of a stage begins anew when a pod leaves a node on which it never became available. A time in the future
+// counts as now.
 func TestASecondNodeGivesTheStageItsTimeAgain(t *testing.T) {
 	t.Parallel()
 	const timeout = time.Minute

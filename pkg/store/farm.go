@@ -455,8 +455,8 @@ func (t *Duties) TripBreaker(ctx context.Context, index uint64, b Breaker, a Aud
 
 // reportsOf decodes what was found of the reports of some copies.
 //
-// What the gate does not allow is left out of them: what a farm did because of it might not be written either, such as that a pod has had its
-// second node, and would be done again and again.
+// What the gate does not allow is left out of them: what a farm did because of it might not be written either, such as
+// that a pod has had its second node, and would be done again and again.
 func (t *underLock) reportsOf(found map[string]consul.Pair, wanted []At) map[At]Report {
 	reports := make(map[At]Report, len(wanted))
 	for _, at := range wanted {

@@ -398,7 +398,8 @@ func TestUntoldNodesWaitForTheGate(t *testing.T) {
 	})
 }
 
-// A farm believes of a report what the gate allows: what it does because of the rest it could not write down, and would do again and again.
+// A farm believes of a report what the gate allows: what it does because of the rest it could not write down, and
+// would do again and again.
 func TestReportsSayWhatTheGateAllows(t *testing.T) {
 	t.Parallel()
 	st := empty(t).FarmSession(&consul.Session{}, "f1")

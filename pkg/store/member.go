@@ -85,9 +85,9 @@ func heardNow(every time.Duration) *Heard {
 	return &Heard{At: time.Now().UTC().Truncate(time.Millisecond), EverySeconds: every.Seconds()}
 }
 
-// FarmHeard notes that a farm writes, as long as it is a member, and, if the gate allows it, which nodes it could not tell
-// of their intents, and whether it asks an outside scheduler. The note vanishes with its session. It returns ErrRefused
-// when it is none.
+// FarmHeard notes that a farm writes, as long as it is a member, and, if the gate allows it, which nodes it could not
+// tell of their intents, and whether it asks an outside scheduler. The note vanishes with its session. It returns
+// ErrRefused when it is none.
 func (s *Agents) FarmHeard(ctx context.Context, sess *consul.Session, id string, every time.Duration, u Untold, outside bool) error {
 	h := heardNow(every)
 	h.OutsideScheduler = outside

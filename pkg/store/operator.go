@@ -115,8 +115,8 @@ type Operated struct {
 	Reservation Rec[node.Reservation]
 }
 
-// Operated reads, consistently, what an act on a node depends on. It returns ErrNotFound where there is neither a record of the node
-// nor of what operators said about it, or *CorruptError.
+// Operated reads, consistently, what an act on a node depends on. It returns ErrNotFound where there is neither a
+// record of the node nor of what operators said about it, or *CorruptError.
 func (s *Views) Operated(ctx context.Context, name string) (Operated, error) {
 	var o Operated
 	_, err := s.Nodes.Get(ctx, Consistent, name)
@@ -141,8 +141,8 @@ func (s *Views) Operated(ctx context.Context, name string) (Operated, error) {
 	return o, nil
 }
 
-// ReservationAfter returns what is to be written about the node's reservation with what operators say by now; nil: nothing. A label version
-// that is missing, which stands in nobody's way, is made when the labels change.
+// ReservationAfter returns what is to be written about the node's reservation with what operators say by now; nil:
+// nothing. A label version that is missing, which stands in nobody's way, is made when the labels change.
 func (o *Operated) ReservationAfter(ops node.Ops) *Rec[node.Reservation] {
 	next := o.Reservation
 	next.Value = next.Value.AsOperatorsSay(ops)

@@ -98,8 +98,9 @@ func (s *Operator) Ask(ctx context.Context, r Request, a Audit) error {
 	return conflictOn(err, s.keys.Nodes.Key(r.Node))
 }
 
-// AskLabels leaves a request to label a pod, with an audit record, and rings. placed is the index that the pod's placement was read at. It
-// returns ErrConflict, and nothing is written, where that has changed; and ErrUnknown where the context ended before the outcome was known.
+// AskLabels leaves a request to label a pod, with an audit record, and rings. placed is the index that the pod's
+// placement was read at. It returns ErrConflict, and nothing is written, where that has changed; and ErrUnknown where
+// the context ended before the outcome was known.
 func (s *Operator) AskLabels(ctx context.Context, r Request, placed uint64, a Audit) error {
 	return s.commitDefinitely(ctx, "pod "+r.Pod.String(), a,
 		cas(s.keys.Requests.Key(r.RCID, r.ID), r, 0), sameRecord(s.keys.Pods.Key(r.Pod.String()), placed), s.ring(r.RCID))

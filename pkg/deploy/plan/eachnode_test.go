@@ -85,7 +85,8 @@ func TestAPlanOfOneGroup(t *testing.T) {
 	}
 }
 
-// A plan between counts and a pod on each node says how many pods run and stop, and where: a node keeps one of its pods.
+// A plan between counts and a pod on each node says how many pods run and stop, and where: a node keeps one of its
+// pods.
 func TestAPlanBetweenModes(t *testing.T) {
 	counts := func(n int, more ...string) *record.ServiceSpec {
 		return sample(t, append([]string{fmt.Sprintf("replicas=%d", n)}, more...)...)

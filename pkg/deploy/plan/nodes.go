@@ -150,7 +150,8 @@ func (p *planner) destinations(c course, n int) *Where {
 	return whereOf(p.State.without(gone).place(p.spec, p.missing(stay), stay).found, n)
 }
 
-// forecastStages bounds how many stages of a rollout a forecast goes through: it takes larger ones where there are more.
+// forecastStages bounds how many stages of a rollout a forecast goes through: it takes larger ones where there are
+// more.
 const forecastStages = 50
 
 // successors returns where the pods of a new revision come to, stage by stage: each stage finds the pods of the stages

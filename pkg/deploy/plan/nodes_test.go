@@ -166,7 +166,8 @@ func TestNodesOfAnOutsideScheduler(t *testing.T) {
 	}
 }
 
-// A group finds the nodes that suit its own manifest, whatever order it rolls in, and a pod of one group leaves its room to no other.
+// A group finds the nodes that suit its own manifest, whatever order it rolls in, and a pod of one group leaves its
+// room to no other.
 func TestNodesOfGroups(t *testing.T) {
 	c, state := &cluster{}, wide(9, 9)
 	for _, v := range state.Nodes {
@@ -265,8 +266,8 @@ func TestNodesOfARoleThatHasFewer(t *testing.T) {
 	}
 }
 
-// A forecast goes through a bounded number of stages also where no stage finds a node before old pods are gone. With one
-// stage for each pod it took 60 times as long as where there is room.
+// A forecast goes through a bounded number of stages also where no stage finds a node before old pods are gone. With
+// one stage for each pod it took 60 times as long as where there is room.
 func TestNodesOfAFullCluster(t *testing.T) {
 	const pods, all = 1000, 2000
 	took := func(slots int) time.Duration {

@@ -22,7 +22,8 @@ type State struct {
 	Nodes map[string]*node.View
 	Taken map[string]node.Reservation
 	Names map[string]string // of controllers, by their ids
-	// Elsewhere says that farms ask an outside scheduler for nodes: what the plan says of nodes that pods come to would be a guess.
+	// Elsewhere says that farms ask an outside scheduler for nodes: what the plan says of nodes that pods come to would
+	// be a guess.
 	Elsewhere bool
 }
 

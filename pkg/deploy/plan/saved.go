@@ -85,8 +85,8 @@ func Save(d *Deployment, p *Plan, epoch string, domain *Domain) SavedService {
 // OfDomain reports whether the document depends on the cluster's domain.
 func (s *SavedService) OfDomain() bool { return s.Seen[seenDomain] != "" }
 
-// Shows reports whether a plan is in all that people see of it the one that was saved, and whether in all but the nodes of
-// pods.
+// Shows reports whether a plan is in all that people see of it the one that was saved, and whether in all but the
+// nodes of pods.
 func (s *SavedService) Shows(p *Plan) (all, butNodes bool) {
 	now := p.Lines()
 	butNodes = slices.Equal(s.Warnings, p.Warnings) && slices.EqualFunc(s.Operations, now, func(a, b Line) bool {

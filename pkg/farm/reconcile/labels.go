@@ -42,8 +42,8 @@ func (c labelling) relabel() {
 	}
 }
 
-// follows reports whether a pod gets the present labels of its controller and its manifest before anything else about it
-// changes.
+// follows reports whether a pod gets the present labels of its controller and its manifest before anything else about
+// it changes.
 func (c labelling) follows(p *Pod) bool {
 	return !c.s.stays(p) && (c.s.RC.InPlace == nil || c.s.current(p))
 }
@@ -51,9 +51,10 @@ func (c labelling) follows(p *Pod) bool {
 // maxAsked is how many requests about one pod are one change, which one transaction takes.
 const maxAsked = 16
 
-// carryOut gives pods the labels of their own that people ask for. All requests about one pod, in the order in which they were
-// made, are one change, and a later pass carries out those beyond maxAsked. A request is void when the pod is not on that
-// node any more, or stops. It stays while the pod has another change to make, or farms wait for nodes to speak (R1).
+// carryOut gives pods the labels of their own that people ask for. All requests about one pod, in the order in which
+// they were made, are one change, and a later pass carries out those beyond maxAsked. A request is void when the pod
+// is not on that node any more, or stops. It stays while the pod has another change to make, or farms wait for nodes
+// to speak (R1).
 func (c labelling) carryOut() {
 	own, asked := map[pod.Identity]map[string]string{}, map[pod.Identity][]string{}
 	for _, r := range c.s.Requests {
@@ -90,8 +91,8 @@ func (c labelling) carryOut() {
 	}
 }
 
-// unlabelled says why a request to label a pod is void, "" where it is not. own are the pod's own labels after the requests before
-// it; nil: there are none before it.
+// unlabelled says why a request to label a pod is void, "" where it is not. own are the pod's own labels after the
+// requests before it; nil: there are none before it.
 func (c labelling) unlabelled(p *Pod, r Request, own map[string]string) string {
 	switch {
 	case p == nil || p.Node != r.Node:

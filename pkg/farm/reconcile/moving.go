@@ -138,8 +138,8 @@ func avoiding(s *Snapshot, p *Pod) []pod.Avoided {
 	})
 }
 
-// avoidedStill returns what a placement goes on remembering when it gets one more node to avoid, that where it is now: the last few of those that
-// count, and always where it never became available, since it gets its second node once.
+// avoidedStill returns what a placement goes on remembering when it gets one more node to avoid, that where it is now:
+// the last few of those that count, and always where it never became available, since it gets its second node once.
 func avoidedStill(s *Snapshot, p *Pod) []pod.Avoided {
 	first := p.Placement.Tried()
 	kept := slices.DeleteFunc(s.RC.Avoided(&p.Placement, s.Now), func(a pod.Avoided) bool { return a.Node == p.Node || a.Digest != "" })
@@ -153,7 +153,8 @@ func avoidedStill(s *Snapshot, p *Pod) []pod.Avoided {
 // AvoidedBy returns the nodes that a pod must not be moved to: those where it is, or was and may still run, and those where it did not
 // become available.
 //
-// One that is placed again may come back to where it was, if nothing else is left; an outside scheduler is told of it for a while.
+// One that is placed again may come back to where it was, if nothing else is left; an outside scheduler is told of it
+// for a while.
 func (s *Snapshot) AvoidedBy(p *Pod) []string {
 	var names []string
 	if !s.Vacant(p) {

@@ -487,8 +487,8 @@ func (w *world) vacant(id pod.Identity) bool {
 	return p.RunState == pod.Stopped && p.Tried() != nil && w.reality[at{p.Node, id}].State == pod.StateStopped
 }
 
-// checkSecondNode proves that a pod leaves a node where it never became available once for each manifest, and nothing of it is left there when it is
-// placed again.
+// checkSecondNode proves that a pod leaves a node where it never became available once for each manifest, and nothing
+// of it is left there when it is placed again.
 func (w *world) checkSecondNode(t rapid.TB, ch *reconcile.Change) {
 	was := w.pods[ch.Identity]
 	switch next := ch.Placement; {

@@ -332,7 +332,8 @@ func (c report) progress(st *rc.Status) {
 	}
 }
 
-// secondNodes says when a pod last began to leave a node where it never became available, and whether one fails that does not.
+// secondNodes says when a pod last began to leave a node where it never became available, and whether one fails that
+// does not.
 func (c report) secondNodes(st *rc.Status) {
 	for p := range c.s.all() {
 		if a := p.Placement.Tried(); a != nil && c.s.rolls(p) && (st.TriedElsewhere == nil || a.Since.After(*st.TriedElsewhere)) {

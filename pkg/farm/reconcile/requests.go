@@ -56,8 +56,8 @@ func orphaned(s *Snapshot, l Leak) bool {
 		v != nil && slices.ContainsFunc(v.Orphans, func(o pod.Orphan) bool { return o.Identity == l.Pod })
 }
 
-// answer deals with the requests that are about no living copy: a sweep with the adoption that it is about, the repair of a
-// reservation when nothing is left of it to be given back. It reports whether one waits for something else.
+// answer deals with the requests that are about no living copy: a sweep with the adoption that it is about, the repair
+// of a reservation when nothing is left of it to be given back. It reports whether one waits for something else.
 func (c *draft) answer(left map[string]bool) (waits bool) {
 	for _, r := range c.s.Requests {
 		if r.Forget || r.Label != nil {

@@ -145,8 +145,8 @@ func boolFirst(a, b bool) int {
 	}
 }
 
-// place asks for n new identities of a role, those first that are placed again, then the lowest free indices. An index is free once its stop is
-// confirmed.
+// place asks for n new identities of a role, those first that are placed again, then the lowest free indices. An index
+// is free once its stop is confirmed.
 func (c *scaling) place(role string, again []*Pod, n int, room *int) {
 	if n <= 0 || c.s.ManifestOf(c.newDigest(role)) == nil {
 		return

@@ -12,8 +12,9 @@ import (
 
 // secondNodes gives pods another node that never became available on their first one, once each (ADR 8).
 //
-// Such a pod stops, its placement remembers the node, and keeps the identity. Once the stop is confirmed the pod is placed again like a new
-// replica: where the scheduler says, within the same bounds, and on the same node only where no other takes it.
+// Such a pod stops, its placement remembers the node, and keeps the identity. Once the stop is confirmed the pod is
+// placed again like a new replica: where the scheduler says, within the same bounds, and on the same node only where
+// no other takes it.
 type secondNodes struct{ *room }
 
 // experience is what the controller's pods tell of a manifest, and of nodes.
@@ -64,14 +65,16 @@ func (s *Snapshot) hasOther(than string) bool {
 	return slices.ContainsFunc(e.nodes, func(name string) bool { return name != than })
 }
 
-// unfit reports whether the node says that a pod which it should run was never available there, and the pod is hopeless or has had its time.
+// unfit reports whether the node says that a pod which it should run was never available there, and the pod is
+// hopeless or has had its time.
 func (s *Snapshot) unfit(p *Pod) bool {
 	return s.neverAvailable(p) && (p.Reality.Hopeless || s.overdue(p))
 }
 
 func (s *Snapshot) overdue(p *Pod) bool { return s.Now.Sub(p.ChangedAt) >= deadline(s, p) }
 
-// neverAvailable reports whether a living node says that a pod, as it is placed there, has not been available there yet.
+// neverAvailable reports whether a living node says that a pod, as it is placed there, has not been available there
+// yet.
 func (s *Snapshot) neverAvailable(p *Pod) bool {
 	r := p.Reality
 	return p.RunState == pod.Running && s.aliveOn(p.Node) && r != nil && r.NeverAvailable && !r.Available && r.Digest == p.Digest && r.Revision >= p.Revision
@@ -83,8 +86,8 @@ func (s *Snapshot) mayTryTwice(p *Pod) bool {
 	return m != nil && !m.RunsOnce() && s.mayComeBack(p)
 }
 
-// mayComeBack reports whether pods like this one may be placed again that leave their nodes for a second one. It does not depend on the
-// manifest: while that cannot be read a pod that has left waits, and is not forgotten.
+// mayComeBack reports whether pods like this one may be placed again that leave their nodes for a second one. It does
+// not depend on the manifest: while that cannot be read a pod that has left waits, and is not forgotten.
 func (s *Snapshot) mayComeBack(p *Pod) bool {
 	switch {
 	case s.each != nil, s.ordered(p.Role), s.RC.Strategy == rc.Static, s.RC.InPlace != nil, s.RC.Disabled, s.RC.DeletedAt != nil:
@@ -94,8 +97,8 @@ func (s *Snapshot) mayComeBack(p *Pod) bool {
 	}
 }
 
-// triesElsewhere reports whether a pod that is unfit where it is gets, or will get, its second node. Where nothing of its manifest is available
-// and some pods have had theirs, it is the manifest that does not work.
+// triesElsewhere reports whether a pod that is unfit where it is gets, or will get, its second node. Where nothing of
+// its manifest is available and some pods have had theirs, it is the manifest that does not work.
 func (s *Snapshot) triesElsewhere(p *Pod) bool {
 	if !s.mayTryTwice(p) || s.stays(p) || p.Placement.Tried() != nil {
 		return false
@@ -114,8 +117,8 @@ func (s *Snapshot) WantsSecondNode() bool {
 	return false
 }
 
-// mayYet returns for how long an unfit pod may get its second node still although its turn has not come: pods of its manifest are on their way, and
-// tell whether it works at all. Zero: it gets none.
+// mayYet returns for how long an unfit pod may get its second node still although its turn has not come: pods of its
+// manifest are on their way, and tell whether it works at all. Zero: it gets none.
 func (s *Snapshot) mayYet(p *Pod) time.Duration {
 	if !s.mayTryTwice(p) || s.stays(p) || p.Placement.Tried() != nil || !s.hasOther(p.Node) {
 		return 0
@@ -134,13 +137,14 @@ func (s *Snapshot) leaves(p *Pod) bool {
 	return p.Leaves() != nil && s.mayComeBack(p)
 }
 
-// Vacant reports whether such a pod has stopped, as its node confirmed, and no other copy is known: it takes no room, and its placement keeps the
-// identity until it is placed.
+// Vacant reports whether such a pod has stopped, as its node confirmed, and no other copy is known: it takes no room,
+// and its placement keeps the identity until it is placed.
 func (s *Snapshot) Vacant(p *Pod) bool {
 	return s.leaves(p) && confirmed(p.Reality, p.Revision) && s.saysNow(p.Node) && !s.hasOrphan(p)
 }
 
-// onItsWay reports whether a pod is between its nodes and will get there as far as is known: others wait for what it tells.
+// onItsWay reports whether a pod is between its nodes and will get there as far as is known: others wait for what it
+// tells.
 func (s *Snapshot) onItsWay(p *Pod) bool {
 	switch {
 	case !s.leaves(p):
@@ -157,13 +161,14 @@ func (s *Snapshot) hasOrphan(p *Pod) bool {
 	return slices.ContainsFunc(s.Orphans, func(o Orphan) bool { return o.Identity == p.Identity && o.Node != p.Node })
 }
 
-// late reports whether a pod that leaves takes longer to stop than pods have to become available: nobody waits for it any more.
+// late reports whether a pod that leaves takes longer to stop than pods have to become available: nobody waits for it
+// any more.
 func (s *Snapshot) late(p *Pod) bool {
 	return p.StoppingSince != nil && s.Now.Sub(*p.StoppingSince) >= deadline(s, p)
 }
 
-// begin has one pod leave the node where it never became available. Others wait until it is placed again: where they all fail because of their
-// manifest, few of them are moved.
+// begin has one pod leave the node where it never became available. Others wait until it is placed again: where they
+// all fail because of their manifest, few of them are moved.
 func (c secondNodes) begin() {
 	var next *Pod
 	for p := range c.s.all() {
@@ -192,7 +197,8 @@ func (c secondNodes) begin() {
 	}
 }
 
-// secondNodesOf returns the pods of a role that are placed again, as their stop is confirmed, and how many stop for that.
+// secondNodesOf returns the pods of a role that are placed again, as their stop is confirmed, and how many stop for
+// that.
 func (c *scaling) secondNodesOf(role string) (vacant []*Pod, leaving int) {
 	for p := range c.s.all() {
 		switch {
@@ -223,7 +229,8 @@ func (c *scaling) forgetVacant(pods []*Pod) {
 	}
 }
 
-// again returns the change that places a pod again which has stopped for that. What it had on the node before is given back.
+// again returns the change that places a pod again which has stopped for that. What it had on the node before is given
+// back.
 func again(s *Snapshot, p *Pod, nodeName string) Change {
 	next, m := p.Placement, s.ManifestOf(p.Digest)
 	if nodeName != p.Node {
@@ -250,9 +257,9 @@ func again(s *Snapshot, p *Pod, nodeName string) Change {
 	return ch
 }
 
-// LastChoice returns the nodes that new replicas get only where no other node takes them, for the pods that room is looked for: those where
-// pods of the controller never became available although others do elsewhere, and those that pods left which are placed again. Where no pod is
-// available nobody knows whether it is the node.
+// LastChoice returns the nodes that new replicas get only where no other node takes them, for the pods that room is
+// looked for: those where pods of the controller never became available although others do elsewhere, and those that
+// pods left which are placed again. Where no pod is available nobody knows whether it is the node.
 func (s *Snapshot) LastChoice() map[string]bool {
 	digest := s.RC.ManifestDigest
 	if s.lot.Digest != "" {

@@ -139,7 +139,8 @@ func TestASecondNodeIsForWhatWasRead(t *testing.T) {
 	}
 }
 
-// A pod that came back to its first node, and is stopped there for another reason, is no vacancy: it is removed, and another takes its place.
+// A pod that came back to its first node, and is stopped there for another reason, is no vacancy: it is removed, and
+// another takes its place.
 func TestAStopForAnotherReason(t *testing.T) {
 	t.Parallel()
 	for _, stopped := range []bool{false, true} {
@@ -155,7 +156,8 @@ func TestAStopForAnotherReason(t *testing.T) {
 	}
 }
 
-// While the manifest cannot be read a pod that has left its node waits. It is not forgotten: it would get a second second node.
+// While the manifest cannot be read a pod that has left its node waits. It is not forgotten: it would get a second
+// second node.
 func TestAVacancyWithoutAManifest(t *testing.T) {
 	t.Parallel()
 	for _, stopped := range []bool{false, true} {
@@ -199,8 +201,8 @@ func TestAVacancyWithoutAManifestHoldsUpNothing(t *testing.T) {
 	}
 }
 
-// A status needs the feature only where a node does that says of a pod that it was never available: under an older gate none does, and a status that
-// needs more could not be written.
+// A status needs the feature only where a node does that says of a pod that it was never available: under an older
+// gate none does, and a status that needs more could not be written.
 func TestAStatusNeedsNoMoreThanReports(t *testing.T) {
 	t.Parallel()
 	for _, never := range []bool{true, false} {
@@ -213,7 +215,8 @@ func TestAStatusNeedsNoMoreThanReports(t *testing.T) {
 	}
 }
 
-// The time of those that may tell whether a manifest works ends without any event: the controller is looked at again then.
+// The time of those that may tell whether a manifest works ends without any event: the controller is looked at again
+// then.
 func TestAHopelessPodIsLookedAtInTime(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(5)

@@ -15,7 +15,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// onBadMachine is so many pods, of which the scheduler puts main.0 on n0, main.1 on n1 and so on, and n0 is a machine on which nothing works.
+// onBadMachine is so many pods, of which the scheduler puts main.0 on n0, main.1 on n1 and so on, and n0 is a machine
+// on which nothing works.
 func onBadMachine(pods int, hopeless bool) *world {
 	w := newWorld()
 	w.rc.ReplicaGroups = []rc.ReplicaGroup{{Role: "main", Count: &pods}}
@@ -33,7 +34,8 @@ func (w *world) elapse(t rapid.TB, d time.Duration) {
 	}
 }
 
-// A pod that never became available moves once to another node, when it is hopeless or its time is over. The others stay.
+// A pod that never became available moves once to another node, when it is hopeless or its time is over. The others
+// stay.
 func TestAPodThatNeverBecameAvailableMovesOnce(t *testing.T) {
 	t.Parallel()
 	for name, hopeless := range map[string]bool{"hopeless": true, "deadline": false} {
@@ -55,7 +57,8 @@ func TestAPodThatNeverBecameAvailableMovesOnce(t *testing.T) {
 	}
 }
 
-// It stays on its second node whatever becomes of it, through any change of the controller that leaves its manifest, for any time.
+// It stays on its second node whatever becomes of it, through any change of the controller that leaves its manifest,
+// for any time.
 func TestAPodHasOneSecondNode(t *testing.T) {
 	t.Parallel()
 	w := onBadMachine(1, true)
@@ -206,8 +209,8 @@ func stoppedAt(nodeName string, revision int64) *pod.Reality {
 	return &pod.Reality{Node: nodeName, State: pod.StateStopped, Revision: revision}
 }
 
-// Its identity is not given to another while it stops, and not before its node confirms that; then it is placed again under it. Nothing is placed
-// where it is not desired any more.
+// Its identity is not given to another while it stops, and not before its node confirms that; then it is placed again
+// under it. Nothing is placed where it is not desired any more.
 func TestTheIdentityWaitsForTheStop(t *testing.T) {
 	t.Parallel()
 	s := unfitPod()
@@ -291,7 +294,8 @@ func TestTheStatusOfAPodThatLeaves(t *testing.T) {
 	}
 }
 
-// The nodes that new replicas get last are those of pods that never became available, where others of the controller are, and not for ever.
+// The nodes that new replicas get last are those of pods that never became available, where others of the controller
+// are, and not for ever.
 func TestLastChoice(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -320,8 +324,8 @@ func TestLastChoice(t *testing.T) {
 	}
 }
 
-// Whoever owns the controller next, at whatever step, and whatever lands of it: each pod leaves its first node once, and all is well in the end where
-// some node works.
+// Whoever owns the controller next, at whatever step, and whatever lands of it: each pod leaves its first node once,
+// and all is well in the end where some node works.
 func TestSecondNodesEndWell(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
