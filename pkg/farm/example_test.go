@@ -21,7 +21,7 @@ import (
 )
 
 // A program that owns one controller, under a session of its own, until its two pods are placed. With a nil Log
-// nothing is logged: what a look fails with is told to the function that WatchDesires takes.
+// nothing is logged: WatchDesires tells its function why a look has failed.
 func ExampleNew() {
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()

@@ -12,7 +12,7 @@ type Domain struct {
 // hostPath leads to the host name in a document.
 const hostPath = "pod.service.meta." + record.HostMeta
 
-// decides reports whether a field is what it is because of the domain. d may be nil.
+// decides reports whether the domain sets this field. d may be nil.
 func (d *Domain) decides(f FieldChange) bool { return d != nil && f.Path == hostPath }
 
 // explain says of the field that the domain decides why it is another one than before.

@@ -111,7 +111,7 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 	if target.EachNode() && p.State != nil && p.current != nil && !p.current.RC.EachNode() { // a node keeps one pod
 		stay, gone := p.staying(c, p.placed())
 		replaced, less = len(stay), len(gone)
-		more = p.State.without(gone).place(p.spec, p.missing(stay), stay).Pods
+		more = p.State.without(gone).place(p.spec, p.missing(p.wanted(), stay), stay).Pods
 		total = replaced + more
 	}
 	if c == inPlace {

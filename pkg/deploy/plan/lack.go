@@ -83,7 +83,7 @@ func (p *planner) end(c course, pods []placed) Room {
 			p.upgrade(after, at, &stuck)
 		}
 	}
-	room := after.place(p.spec, p.missing(there), there)
+	room := after.place(p.spec, p.missing(p.wanted(), there), there)
 	room.Pods += len(there) - stuck.Pods
 	room.also(stuck)
 	return room
@@ -122,18 +122,33 @@ func (p *planner) staying(c course, pods []placed) (stay, gone []placed) {
 	return stay, gone
 }
 
-// missing returns how many pods of each group have no place yet, the groups in the order in which they roll. Where each
-// node has one pod, that is one for every other node.
-func (p *planner) missing(there []placed) []rc.ReplicaGroup {
+// wanted returns how many pods there are to be at most: as many as nodes take one, where each node has one.
+func (p *planner) wanted() int {
 	if p.spec.Mode == rc.EachNode {
-		all := rc.MaxReplicas
-		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &all}}
+		return rc.MaxReplicas
 	}
-	groups, err := rollout.FirstOf(p.spec.Total(), p.spec.Groups(), p.spec.Update.GroupOrder)
+	return p.spec.Total()
+}
+
+// missing returns how many pods of each group have no place yet when there are to be so many in all, the groups in the
+// order in which they roll.
+func (p *planner) missing(pods int, there []placed) []rc.ReplicaGroup {
+	if p.spec.Mode == rc.EachNode {
+		left := pods - len(there)
+		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &left}}
+	}
+	groups, err := rollout.FirstOf(pods, p.spec.Groups(), p.spec.Update.GroupOrder)
 	if err != nil {
 		return nil // such an order is refused
 	}
-	return lacking(groups, there)
+	for i := range groups {
+		for _, at := range there {
+			if at.id.Role == groups[i].Role {
+				*groups[i].Count--
+			}
+		}
+	}
+	return groups
 }
 
 // upgrade gives a pod what its new version takes, so that the next pod on its node finds that taken. Where the node has

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/rcfarm/rcfarm/pkg/farm/placement"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
@@ -117,8 +116,11 @@ func (p *planner) departures(c course, id string, n int) *Where {
 			left[role] = max(0, countOf(before, role)-countOf(after, role))
 		}
 		gone = slices.DeleteFunc(gone, func(at placed) bool { // others have to leave their nodes, and are placed again
+			if at.id.RCID != id {
+				return true
+			}
 			left[at.id.Role]--
-			return at.id.RCID != id || left[at.id.Role] < 0
+			return left[at.id.Role] < 0
 		})
 	}
 	return whereOf(gone, min(n, len(gone)))
@@ -147,7 +149,7 @@ func (p *planner) destinations(c course, n int) *Where {
 		return whereOf(p.successors(p.placed()), n)
 	}
 	stay, gone := p.staying(c, p.placed())
-	return whereOf(p.State.without(gone).place(p.spec, p.missing(stay), stay).found, n)
+	return whereOf(p.State.without(gone).place(p.spec, p.missing(p.wanted(), stay), stay).found, n)
 }
 
 // forecastStages bounds how many stages of a rollout a forecast goes through: it takes larger ones where there are
@@ -157,10 +159,7 @@ const forecastStages = 50
 // successors returns where the pods of a new revision come to, stage by stage: each stage finds the pods of the stages
 // before it, and the old pods that have not gone yet.
 func (p *planner) successors(old []placed) []placed {
-	total := p.spec.Total()
-	if p.spec.Mode == rc.EachNode {
-		total = rc.MaxReplicas
-	}
+	total := p.wanted()
 	stops, batch := p.stops(), p.numbers().Surge
 	if len(old) == 0 || p.knobs.Kind() == rollout.BlueGreenStrategy {
 		stops, batch = 0, total
@@ -183,7 +182,7 @@ func (p *planner) successors(old []placed) []placed {
 		if stops > 0 {
 			goes(batch)
 		}
-		room := state.place(p.spec, p.stage(min(total, len(found)+batch), found), found)
+		room := state.place(p.spec, p.missing(min(total, len(found)+batch), found), found)
 		if room.Pods == 0 && len(old) == 0 {
 			break
 		}
@@ -193,29 +192,4 @@ func (p *planner) successors(old []placed) []placed {
 		}
 	}
 	return found
-}
-
-// stage returns how many pods of each group a stage adds that ends with so many pods.
-func (p *planner) stage(pods int, there []placed) []rc.ReplicaGroup {
-	if placement.Apart(p.spec.ReplicaGroups) == nil {
-		n := pods - len(there)
-		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}}
-	}
-	groups, err := rollout.FirstOf(pods, p.spec.Groups(), p.spec.Update.GroupOrder)
-	if err != nil {
-		return nil // such an order is refused
-	}
-	return lacking(groups, there)
-}
-
-// lacking returns groups without the pods that are there already.
-func lacking(groups []rc.ReplicaGroup, there []placed) []rc.ReplicaGroup {
-	for i := range groups {
-		for _, at := range there {
-			if at.id.Role == groups[i].Role {
-				*groups[i].Count--
-			}
-		}
-	}
-	return groups
 }

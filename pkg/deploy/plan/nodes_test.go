@@ -166,8 +166,7 @@ func TestNodesOfAnOutsideScheduler(t *testing.T) {
 	}
 }
 
-// A group finds the nodes that suit its own manifest, whatever order it rolls in, and a pod of one group leaves its
-// room to no other.
+// The forecast places each group by its own manifest, and counts what the groups before it take.
 func TestNodesOfGroups(t *testing.T) {
 	c, state := &cluster{}, wide(9, 9)
 	for _, v := range state.Nodes {
@@ -196,7 +195,7 @@ func TestNodesOfManyStages(t *testing.T) {
 	}
 }
 
-// Executing says of each operation when it is done. What has failed is named as the plan shows it.
+// Executing says of each operation when it is done. An error names the operation as the plan shows it.
 func TestOperationsAreReported(t *testing.T) {
 	c := &cluster{}
 	d := deployment(t, c)
@@ -225,7 +224,7 @@ type failing struct{ plan.Client }
 
 func (failing) Await(context.Context, plan.Goal) error { return context.DeadlineExceeded }
 
-// A saved plan shows the same although its pods have moved since; that they have is told apart.
+// A saved plan whose pods have moved since does the same. Shows says that only the nodes are others.
 func TestASavedPlanWhosePodsMoved(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t, `replicas=1`))
@@ -294,4 +293,21 @@ func TestNodesOfAFullCluster(t *testing.T) {
 		t.Errorf("the plan of a full cluster took %s, that of a roomy one %s", full, roomy)
 	}
 	t.Logf("full %s, roomy %s", full, roomy)
+}
+
+// On the way back a lower count takes pods of the former revision, although those of the newer one go first.
+func TestNodesOfALowerCountOnTheWayBack(t *testing.T) {
+	c, state := &cluster{}, wide(9, 9, 9, 9, 9)
+	turned(t, c)
+	c.runs(state, "n0", "n1", "n2")
+	id := pod.Identity{RCID: c.svc.Controllers[1].RC.ID, Role: rc.DefaultRole}
+	state.Taken["n3"].Claims[id.String()] = node.Claim{Pod: id}
+	p, err := c.planOf(t, sample(t, `replicas=2`, newManifest), func(r *plan.RollingStrategy) { r.State = state })
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "stop 1 pod of web-r1 (forecast: n2)"
+	if got := forecasts(&p); !slices.Contains(got, want) {
+		t.Errorf("no %q in %q", want, got)
+	}
 }
