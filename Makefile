@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build curl test uptimes race e2e faults blind bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema reference lint fmt clean ALWAYS
+.PHONY: help build curl test uptimes race e2e faults blind sequences bench chaos chaos-nofence chaos-nocompanions fuzz mutants demo schema reference lint fmt clean ALWAYS
 
 GO       ?= go
 PROGRAMS := bin/farm bin/preparer bin/rcctl
@@ -84,6 +84,9 @@ faults: build bin/consul ## kill -9 a preparer at FAULTS=200 random steps (SEED=
 
 blind: build bin/consul ## farms and a preparer that do not see Consul until it has forgotten deletions; 21 minutes
 	$(GO) test -count=1 -v -timeout 40m -tags blindfarm -run '^TestScenario/^blind-farm$$' ./integration/e2e
+
+sequences: build bin/consul ## random sequences of what people do to services: what runs at rest, and what plans say
+	$(GO) test -count=1 -v -timeout $(TESTTIME) -tags sequences -run '^TestScenario/^sequences$$' ./integration/e2e
 
 bench: build bin/consul ## measure against the goals, table and bin/bench.json; BENCH=name or name/part for one
 	$(GO) build -trimpath -o bin/bench ./integration/bench

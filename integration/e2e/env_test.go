@@ -105,7 +105,6 @@ var scenarios = map[string]func(*env){
 	"deploy-waits":          deployWaits,
 	"plan-nodes":            planNodes,
 	"mode-change":           modeChange,
-	"sequences":             sequences,
 	"drain-volume":          drainVolume,
 	"relabel":               relabel,
 	"crash-loop":            crashLoop,

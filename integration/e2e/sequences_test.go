@@ -1,3 +1,5 @@
+//go:build sequences
+
 package e2e
 
 import (
@@ -22,6 +24,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
+
+// Each run has other sequences, so it runs on its own and only where it is asked for: `make sequences`.
+func init() { scenarios = map[string]func(*env){"sequences": sequences} }
 
 // How long the random sequences are. Each operation of one service is followed by one of every other.
 const (
@@ -239,7 +244,11 @@ func (s *sequence) rest() {
 	if got := effect.Spec.Total(); got != s.want {
 		s.fail("the document in effect asks for %d pods, and %d were asked for last", got, s.want)
 	}
-	digest := svc.Controller(effect.RC).RC.ManifestDigest
+	current := svc.Controller(effect.RC)
+	if current == nil {
+		s.fail("%s, the controller of the document in effect, is gone; the history is %+v", effect.RC, svc.History)
+	}
+	digest := current.RC.ManifestDigest
 	canonical, err := effect.Spec.Pod.Canonical()
 	if err != nil || manifest.Digest(canonical) != digest {
 		s.fail("the document in effect is of another manifest than its controller: %v", err)
