@@ -41,6 +41,7 @@ type sequence struct {
 	name    string
 	version int
 	want    int            // replicas that were asked for last by a command that was carried out
+	counts  map[string]int // replicas that were asked for each controller, by its name: a rollout that fails goes back to them
 	labels  string         // value of a label of its pods
 	paused  bool           // by an operator
 	did     []string       // since it was at rest
@@ -67,7 +68,7 @@ func sequences(e *env) {
 	e.t.Logf("seed %d", seed)
 	all := make([]*sequence, sequenceServices)
 	for i := range all {
-		all[i] = &sequence{e: e, rnd: rand.New(rand.NewSource(seed + int64(i))), name: fmt.Sprintf("web-%c", 'a'+i), said: map[string]int{}}
+		all[i] = &sequence{e: e, rnd: rand.New(rand.NewSource(seed + int64(i))), name: fmt.Sprintf("web-%c", 'a'+i), said: map[string]int{}, counts: map[string]int{}}
 		all[i].deploy(sick, false, 3)
 	}
 	for range sequenceLength {
@@ -151,13 +152,11 @@ func (s *sequence) operate(sick *digests) {
 		s.deploy(sick, false, s.want)
 	case k < 9:
 		n := 1 + s.rnd.Intn(5)
-		if s.rcctl(nil, "scale", s.name, strconv.Itoa(n), "--yes", "--detach") {
-			s.want = n
-		}
+		s.asks(n, nil, "scale", s.name, strconv.Itoa(n), "--yes", "--detach")
 	case k < 11:
-		s.rcctl(nil, "rollback", s.name, "--yes", "--detach")
+		s.asks(s.want, nil, "rollback", s.name, "--yes", "--detach")
 	default:
-		s.paused = s.rcctl(nil, "rollout", "pause", s.name)
+		_, s.paused = s.rcctl(nil, "rollout", "pause", s.name)
 	}
 }
 
@@ -194,16 +193,35 @@ func (s *sequence) deploy(sick *digests, isSick bool, replicas int) {
 	if isSick {
 		sick.add(manifest.Digest(canonical))
 	}
-	if s.rcctl(data, "deploy", "-f", "-", "--yes", "--detach") {
-		s.want = replicas
+	s.asks(replicas, data, "deploy", "-f", "-", "--yes", "--detach")
+}
+
+var (
+	stopsOf = regexp.MustCompile(`- +stop (\d+) pods? of (\S+)`)
+	creates = regexp.MustCompile(`\+ +create controller (\S+)`)
+)
+
+// asks runs a command that asks for so many pods. They are asked of the controller that the command creates. Without
+// one they are asked of whichever controller remains: whether the rollout under way is done or fails.
+func (s *sequence) asks(replicas int, stdin []byte, args ...string) {
+	s.e.t.Helper()
+	out, ok := s.rcctl(stdin, args...)
+	if !ok {
+		return
+	}
+	s.want = replicas
+	if m := creates.FindStringSubmatch(out); m != nil {
+		s.counts[m[1]] = replicas
+		return
+	}
+	for name := range s.counts {
+		s.counts[name] = replicas
 	}
 }
 
-var stopsOf = regexp.MustCompile(`- +stop (\d+) pods? of (\S+)`)
-
-// rcctl runs a command, and notes which pods it says will stop. It returns whether the command was carried out: one
-// may be refused for the state that the service is in.
-func (s *sequence) rcctl(stdin []byte, args ...string) bool {
+// rcctl runs a command, and notes which pods it says will stop. It returns what the command printed, and whether it
+// was carried out: a command may be refused for the state that the service is in.
+func (s *sequence) rcctl(stdin []byte, args ...string) (string, bool) {
 	s.e.t.Helper()
 	out, err := s.e.tryRcctl(string(stdin), args...)
 	s.did = append(s.did, fmt.Sprintf("%s\n%s%s", strings.Join(args, " "), stdin, out))
@@ -211,13 +229,13 @@ func (s *sequence) rcctl(stdin []byte, args ...string) bool {
 		if !strings.Contains(err.Error(), "exit status 4") && !strings.Contains(err.Error(), "exit status 3") {
 			s.fail("%v", err)
 		}
-		return false
+		return out, false
 	}
 	for _, m := range stopsOf.FindAllStringSubmatch(out, -1) {
 		n, _ := strconv.Atoi(m[1])
 		s.said[m[2]] += n
 	}
-	return true
+	return out, true
 }
 
 // fail ends the scenario with what was done since the service was at rest.
@@ -241,13 +259,14 @@ func (s *sequence) rest() {
 		return err
 	})
 	effect := svc.InEffect()
-	if got := effect.Spec.Total(); got != s.want {
-		s.fail("the document in effect asks for %d pods, and %d were asked for last", got, s.want)
-	}
 	current := svc.Controller(effect.RC)
 	if current == nil {
 		s.fail("%s, the controller of the document in effect, is gone; the history is %+v", effect.RC, svc.History)
 	}
+	if got, want := effect.Spec.Total(), s.counts[current.RC.Name]; got != want {
+		s.fail("the document in effect asks for %d pods of %s, and %d were asked for last", got, current.RC.Name, want)
+	}
+	s.want = effect.Spec.Total()
 	digest := current.RC.ManifestDigest
 	canonical, err := effect.Spec.Pod.Canonical()
 	if err != nil || manifest.Digest(canonical) != digest {

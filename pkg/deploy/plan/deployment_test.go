@@ -397,7 +397,7 @@ func TestHistoryThatGoes(t *testing.T) {
 	for _, tt := range []struct {
 		keep string
 		want []int64
-	}{{`0`, []int64{1, 2}}, {`1`, []int64{1}}, {`2`, []int64{}}, {`null`, []int64{}}} {
+	}{{`0`, []int64{1}}, {`1`, []int64{1}}, {`2`, []int64{}}, {`null`, []int64{}}} {
 		c := &cluster{}
 		c.deployed(t, sample(t))
 		c.deployed(t, sample(t, newManifest))
@@ -407,6 +407,20 @@ func TestHistoryThatGoes(t *testing.T) {
 		if d := c.commits[2]; !slices.Equal(d.Forget, tt.want) || d.Deployed.Revision != 3 {
 			t.Errorf("keep %s: %v", tt.keep, d.Forget)
 		}
+	}
+}
+
+// Whatever the document says, the revision with the pods stays in the history: it is in effect again once the rollouts
+// to the versions after it have failed.
+func TestHistoryOfWhatRuns(t *testing.T) {
+	c := &cluster{}
+	short := `update.revision_history=0`
+	c.deployed(t, sample(t, short))
+	c.under(t, sample(t, short, newManifest))
+	c.under(t, sample(t, short, `pod.labels={"v": "3"}`)) // instead of it
+	c.svc.Rollout, c.svc.History[len(c.svc.History)-1].Outcome = nil, rollout.Failed
+	if d := c.svc.InEffect(); d.Revision != 1 {
+		t.Errorf("revision %d is in effect, of the history %+v", d.Revision, c.svc.History)
 	}
 }
 

@@ -337,8 +337,9 @@ func (p *planner) record(id string, number int64, target *rc.RC) {
 	p.draft.Forget = p.forgotten(number)
 }
 
-// forgotten lists the revisions whose history goes: the oldest beyond those that are kept besides the one in effect. What has a higher number than that stays:
-// the next revision must not get the number again, which is in the id of its controller.
+// forgotten lists the revisions whose history goes: the oldest beyond those that are kept besides the one in effect.
+// The entry that a rollout may go back to stays. An entry with a higher number than the one in effect stays, too: the
+// next revision must not get the number again, which is in the id of its controller.
 func (p *planner) forgotten(number int64) []int64 {
 	if p.svc == nil {
 		return nil
@@ -348,7 +349,8 @@ func (p *planner) forgotten(number int64) []int64 {
 		keep = *p.knobs.RevisionHistory
 	}
 	expired := rollout.Expired(field.Each(p.svc.History, func(e record.Entry) int64 { return e.Revision }), number, keep)
-	return slices.DeleteFunc(expired, func(r int64) bool { return r > number })
+	done := p.svc.LastDone(number)
+	return slices.DeleteFunc(expired, func(r int64) bool { return r > number || done != nil && r == done.Revision })
 }
 
 // writes lists the operations that write, but the last of them.

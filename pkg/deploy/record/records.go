@@ -147,19 +147,30 @@ func (s *Service) InEffect() Deployed {
 	if s.Rollout != nil || last == nil || last.Outcome != rollout.Failed {
 		return s.Deployed
 	}
-	for _, e := range slices.Backward(s.History) {
-		if e.Revision == s.Deployed.Revision || e.Outcome != rollout.Done && e.Rollout != "" {
+	e := s.LastDone(s.Deployed.Revision)
+	if e == nil {
+		return s.Deployed
+	}
+	spec := e.Spec
+	if !slices.ContainsFunc(s.Others(e.RC), func(o Controller) bool { return o.RC.Desired() > 0 }) { // else it went back half the way
+		spec = *spec.WithCounts(s.Controller(e.RC).RC.ReplicaGroups)
+	}
+	return Deployed{ID: s.Deployed.ID, Service: e.Service, Revision: e.Revision, RC: e.RC, Spec: spec, By: e.By, At: e.At, Rollout: e.Rollout}
+}
+
+// LastDone returns the newest entry, besides that of one revision, whose rollout was done or which needed none, and
+// whose controller has pods. A rollout that fails goes back to it. Nil where there is none.
+func (s *Service) LastDone(besides int64) *Entry {
+	for i := range slices.Backward(s.History) {
+		e := &s.History[i]
+		if e.Revision == besides || e.Outcome != rollout.Done && e.Rollout != "" {
 			continue
 		}
 		if c := s.Controller(e.RC); c != nil && c.HasPods() {
-			spec := e.Spec
-			if !slices.ContainsFunc(s.Others(e.RC), func(o Controller) bool { return o.RC.Desired() > 0 }) { // else it went back half the way
-				spec = *spec.WithCounts(c.RC.ReplicaGroups)
-			}
-			return Deployed{ID: s.Deployed.ID, Service: e.Service, Revision: e.Revision, RC: e.RC, Spec: spec, By: e.By, At: e.At, Rollout: e.Rollout}
+			return e
 		}
 	}
-	return s.Deployed
+	return nil
 }
 
 // Entry returns what a revision was, nil where nothing is known of it.
