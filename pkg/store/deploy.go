@@ -20,22 +20,24 @@ import (
 // Deployments are what is deployed of services, and how it changes.
 type Deployments struct{ *db }
 
-// Service reads all that a plan for a service is made from, or returns ErrNotFound. A record that cannot be read is a *CorruptError.
+// Service reads all that a plan for a service is made from, or returns ErrNotFound. A record that cannot be read is a
+// *CorruptError. It reads the rollout before the history and the controllers, because the end of a rollout changes these
+// two: a service without a rollout is never shown with the history or the controllers of one that is under way.
 func (s *Deployments) Service(ctx context.Context, name string) (*record.Service, error) {
 	deployed, err := s.Deployed.Get(ctx, Consistent, name)
 	if err != nil {
 		return nil, err
 	}
 	svc := &record.Service{Deployed: deployed.Value, Index: deployed.Index}
+	if err := s.readRollout(ctx, svc); err != nil {
+		return nil, err
+	}
 	entries, corrupt, err := s.History(ctx, name)
 	if err = errors.Join(append(corrupt, err)...); err != nil {
 		return nil, err
 	}
 	for _, e := range entries {
 		svc.History = append(svc.History, e.Value)
-	}
-	if err := s.readRollout(ctx, svc); err != nil {
-		return nil, err
 	}
 	svc.Controllers, err = s.revisions(ctx, name)
 	return svc, err

@@ -51,7 +51,9 @@ func deploy(t *testing.T, st *FarmSession, r rollout.Record, index uint64, recs 
 		"id": testUnit, "service": "web", "revision": 2, "rc": rc.RevisionID(testUnit, 2), "rollout": r.ID,
 		"spec": map[string]any{"replicas": 3, "pod": map[string]any{}},
 	}
-	entry := map[string]any{"service": "web", "revision": 2, "rollout": r.ID, "later": []int{1}}
+	entry := map[string]any{
+		"service": "web", "revision": 2, "rollout": r.ID, "later": []int{1}, "spec": document["spec"],
+	}
 	var besides []consul.Op
 	if index == 0 {
 		besides = append(besides, consul.Set(st.keys.Deployed.Key("web"), asJSON(document)),

@@ -424,6 +424,22 @@ func TestHistoryOfWhatRuns(t *testing.T) {
 	}
 }
 
+// A document that changes in mid-course, and asks for no other rollout, is still that of the rollout under way, whose end
+// is written into its entry.
+func TestOtherKnobsInMidCourse(t *testing.T) {
+	c := &cluster{}
+	c.deployed(t, sample(t))
+	c.under(t, sample(t, newManifest))
+	id := c.svc.Rollout.ID
+	if _, err := deployment(t, c, newManifest, `update.delay="1s"`).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d := c.commits[len(c.commits)-1]
+	if d.Rollout != nil || d.Deployed.Revision != 2 || d.Deployed.Rollout != id || d.Entry.Rollout != id {
+		t.Errorf("the document is of rollout %q, its entry of %q, and %s is under way", d.Deployed.Rollout, d.Entry.Rollout, id)
+	}
+}
+
 // A number of a revision is not used again, whether its history or its controller is what is left of it.
 func TestNumbersOfRevisions(t *testing.T) {
 	for name, leave := range map[string]func(*record.Service){

@@ -330,6 +330,9 @@ func (p *planner) record(id string, number int64, target *rc.RC) {
 		if made := p.svc.Entry(number); made != nil { // the audit log says who changed it since
 			p.draft.Entry.By, p.draft.Entry.At = made.By, made.At
 		}
+		if under := p.svc.Rollout; under != nil { // its end goes into the entry
+			p.draft.Deployed.Rollout, p.draft.Entry.Rollout = under.ID, under.ID
+		}
 	}
 	for _, f := range p.change.Fields {
 		p.draft.Audit = append(p.draft.Audit, f.String())
