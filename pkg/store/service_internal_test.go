@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"net/http"
 	"testing"
 
@@ -9,25 +10,56 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
+// beforeRequests returns a store whose requests to Consul wait until a function has returned.
+func beforeRequests(t *testing.T, farm *FarmSession, then func(*http.Request)) *Store {
+	t.Helper()
+	line := consultest.StartProxy(t, consultest.Shared(t).Addr)
+	client, err := consul.New(consul.Config{Address: line.Addr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	line.Set(func(r *http.Request) consultest.Verdict {
+		then(r)
+		return consultest.Forward
+	})
+	return New(client, farm.Keys())
+}
+
+// What an operator asks for is written anew where the owner was faster, but not for ever.
+func TestAskingWhileTheOwnerWrites(t *testing.T) {
+	for faster, want := range map[int]error{0: nil, 1: nil, askTries - 1: nil, askTries: ErrConflict} {
+		farm, fence := begun(t)
+		asked := 0
+		watched := beforeRequests(t, farm, func(r *http.Request) {
+			if r.Method == http.MethodPut {
+				if asked++; asked <= faster {
+					committed(t, farm, moved(next(t, farm, fence)))
+				}
+			}
+		})
+		err := watched.Operator.AskRollout(t.Context(), RolloutAsk{
+			Service: "web", Request: rollout.Request{Verb: rollout.PauseVerb, By: "op"}, Audit: NewAudit("op", "pause", "", nil),
+		})
+		is := unitNow(t, farm).Rollout.Value
+		if !errors.Is(err, want) || is.Stage != faster || (is.Request != nil) != (want == nil) {
+			t.Errorf("the owner was faster %d times: %v, stage %d, request %v", faster, err, is.Stage, is.Request)
+		}
+	}
+}
+
 // A rollout that fails while a service is read, whichever request it comes before, leaves no service that has neither
 // the rollout nor its outcome: the failed revision would count as the one in effect.
 func TestARolloutThatEndsWhileItsServiceIsRead(t *testing.T) {
 	for before := 1; ; before++ {
 		farm, fence := begun(t)
-		line := consultest.StartProxy(t, consultest.Shared(t).Addr)
-		client, err := consul.New(consul.Config{Address: line.Addr})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { client.Close() })
 		requests := 0
-		line.Set(func(*http.Request) consultest.Verdict {
+		watched := beforeRequests(t, farm, func(*http.Request) {
 			if requests++; requests == before {
 				committed(t, farm, ended(next(t, farm, fence), rollout.Failed, "it is sick"))
 			}
-			return consultest.Forward
 		})
-		svc, err := New(client, farm.Keys()).Deployments.Service(t.Context(), "web")
+		svc, err := watched.Deployments.Service(t.Context(), "web")
 		if err != nil {
 			t.Fatal(err)
 		}
