@@ -71,6 +71,9 @@ func sequences(e *env) {
 		all[i] = &sequence{e: e, rnd: rand.New(rand.NewSource(seed + int64(i))), name: fmt.Sprintf("web-%c", 'a'+i), said: map[string]int{}, counts: map[string]int{}}
 		all[i].deploy(sick, false, 3)
 	}
+	for _, s := range all {
+		s.rest() // a rollout that fails has nothing to go back to before the first one is done
+	}
 	for range sequenceLength {
 		for _, s := range all {
 			if s.rnd.Intn(3) > 0 || s.busy() > 3 {
