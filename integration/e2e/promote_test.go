@@ -107,7 +107,8 @@ func rollbackWaits(e *env) {
 	e.mustSay([]string{"web-r1 has all pods again"}, "history", "web", "-o", "json")
 }
 
-// whyItFailed: when a rollout has failed, its pods are gone. What their checks answered is still to be read.
+// whyItFailed: when a rollout has failed, its pods are gone. What their checks answered, how their processes ended and the
+// end of their logs are still to be read, also where a person took it back.
 func whyItFailed(e *env) {
 	e.site(1, 1)
 	w := web{replicas: 1, version: "1", update: "step: 1"}
@@ -120,10 +121,16 @@ func whyItFailed(e *env) {
 	e.mustSay([]string{why, answer}, "rollout", "status", "web")
 	e.rcctl("", "rollout", "rollback", "web")
 	e.awaitEnd()
-	e.mustSay([]string{"rolled back by"}, "history", "web")
+	const asked = "while 0 of 1 pods of web-r2 are available; "
+	e.mustSay([]string{"why 2 failed: rolled back by", asked + why, answer}, "history", "web")
 
 	w.update = "step: 1, stage_timeout: 15s"
 	w.version = "3"
 	e.fails(w, why, answer)
 	e.mustSay([]string{"why 3 failed: no progress for 15s: 0 of 1 pods of web-r3 are available; " + why, answer}, "history", "web")
+
+	w.version, w.env = "4", map[string]string{"HELLO_FAIL": "1"}
+	dead := []string{"main.0 on n1: ", "ended with exit status 3", "; its log ends: ", "failing as HELLO_FAIL says"}
+	e.fails(w, dead...)
+	e.mustSay(append(dead, "why 4 failed: "), "history", "web")
 }

@@ -273,7 +273,7 @@ type Reality struct {
 	Restarts int       `json:"restarts"`
 	LastExit *Exit     `json:"last_exit,omitempty"`
 	Message  string    `json:"message,omitempty"`  // why, in one sentence; what to do where something can be done
-	LogTail  string    `json:"log_tail,omitempty"` // of a pod that runs once and has failed: the end of its log, as one line
+	LogTail  string    `json:"log_tail,omitempty"` // of a pod that is not available: the end of the log of the process that ended badly last, as one line
 	Since    time.Time `json:"since"`              // in this state, by the node's clock
 }
 

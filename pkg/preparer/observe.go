@@ -164,8 +164,10 @@ func crashMessage(status *runtime.Status) string {
 
 // done reports whether a process has ended well for good: its restart policy leaves it at that.
 func done(status runtime.Status) bool {
-	return status.Phase == runtime.Exited && status.LastExit != nil && !status.LastExit.Unknown && status.LastExit.Code == 0
+	return status.Phase == runtime.Exited && status.LastExit != nil && endedWell(status.LastExit)
 }
+
+func endedWell(exit *pod.Exit) bool { return !exit.Unknown && exit.Code == 0 }
 
 // allEnded reports whether all processes of the installed version have ended for good, and somebody saw it.
 func allEnded(o observation) bool {

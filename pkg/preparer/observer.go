@@ -56,14 +56,17 @@ func (ob *observer) observeDue(now time.Time) (next time.Time) {
 			}
 		}
 	})
+	again := map[pod.Identity]time.Time{}
 	for path, r := range tails {
 		r.LogTail = lastOf(path)
-		ob.say(r, now)
+		again[r.Identity] = ob.say(r, now)
 	}
 	ob.pods.do(func() {
-		for _, r := range tails {
-			if e := ob.pods.all[r.Identity]; e != nil {
+		for id, at := range again {
+			if e := ob.pods.all[id]; e != nil {
 				ob.noteSaid(e)
+				e.due = sooner(e.due, at)
+				next = sooner(next, e.due)
 			}
 		}
 		ob.count()
@@ -117,9 +120,12 @@ func (ob *observer) observeOne(e *entry, now time.Time, tails map[string]pod.Rea
 		ob.pods.enqueue(e)
 	}
 	r := observe(o)
-	if path := tailOf(&r, m, o.procs); path != "" {
-		tails[path] = r
-		return due
+	if path := tailOf(&r, o.procs); path != "" {
+		last, _ := ob.board.Reality(e.id)
+		if r.LogTail = keptTail(&last, &r); r.LogTail == "" {
+			tails[path] = r
+			return due
+		}
 	}
 	again := ob.say(r, now)
 	ob.noteSaid(e)

@@ -3,12 +3,11 @@ package preparer
 import (
 	"bytes"
 	"os"
-	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/regular"
-	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
@@ -17,17 +16,29 @@ import (
 // maxTail bounds what a reality repeats of a log, in bytes.
 const maxTail = 512
 
-// tailOf returns the file whose end is told, the log of the process that ended badly, of a pod that runs once: nobody can ask its node for it
-// later. It is empty where nothing is told.
-func tailOf(r *pod.Reality, m *manifest.Manifest, procs []runtime.Status) string {
-	if m == nil || !m.RunsOnce() || r.State != pod.StateFailed {
+// tailOf returns the file whose end is told, "" for none: the log of the process that ended badly last, of a pod that is
+// not available. A rollout takes such a pod back, and nobody can ask its node then.
+func tailOf(r *pod.Reality, procs []runtime.Status) string {
+	if r.Available || r.LastExit == nil || !broken(r.State) && r.Restarts == 0 || r.State == pod.StateStopping || r.State == pod.StateStopped {
 		return ""
 	}
-	i := slices.IndexFunc(procs, func(s runtime.Status) bool { return s.Phase == runtime.Exited && !done(s) })
-	if i < 0 {
+	var path string
+	var last time.Time
+	for i := range procs {
+		exit := procs[i].LastExit
+		if exit != nil && !endedWell(exit) && (path == "" || exit.At.After(last)) {
+			path, last = procs[i].Spec.LogPath, exit.At
+		}
+	}
+	return path
+}
+
+// keptTail returns the end of the log that was told already of the same end of a process, "" where there is none.
+func keptTail(said, r *pod.Reality) string {
+	if said.LastExit == nil || said.Digest != r.Digest || *said.LastExit != *r.LastExit {
 		return ""
 	}
-	return procs[i].Spec.LogPath
+	return said.LogTail
 }
 
 // lastOf returns the last lines of a file as one, "" where it cannot be read: what a pod writes there is its own business.

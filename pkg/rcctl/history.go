@@ -21,7 +21,8 @@ func historyCommand() *cli.Command {
 		Name: "history", Usage: "list what was deployed of a service, and what came of it",
 		UsageText: "rcctl history SERVICE [-o table|json|yaml]",
 		Description: `The newest first. The one in effect, or on its way, has a star. Below the table stands why the newest
-revision that failed did so. -o json has the documents, and all reasons in full.
+revision that failed did so, and why the newest that was aborted was. -o json has the documents, and all
+reasons in full.
 
 Examples:
   rcctl history web
@@ -54,9 +55,13 @@ func runHistory(c *cli.Context, std *stdio, s *conn, svc *record.Service) error 
 	if err != nil || c.String("output") != formats[0] {
 		return err
 	}
-	failed := field.Find(views, func(v *inspect.HistoryView) bool { return v.Outcome == string(rollout.Failed) })
-	if failed != nil {
-		fmt.Fprintf(std.out, "why %d failed: %s\n", failed.Revision, clean(failed.Reason))
+	for _, why := range []struct {
+		state rollout.State
+		text  string
+	}{{rollout.Failed, "failed"}, {rollout.Aborted, "was aborted"}} {
+		if v := field.Find(views, func(v *inspect.HistoryView) bool { return v.Outcome == string(why.state) }); v != nil {
+			fmt.Fprintf(std.out, "why %d %s: %s\n", v.Revision, why.text, clean(v.Reason))
+		}
 	}
 	return nil
 }

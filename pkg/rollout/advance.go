@@ -367,10 +367,8 @@ func (w stage) timeout(why string) bool {
 func (w stage) stageFailed(reason string, final bool) bool {
 	r := w.Record
 	w.noteFailures()
-	for _, f := range r.Failures {
-		if !final {
-			reason += fmt.Sprintf("; %s on %s: %s", f.Pod, f.Node, f.Reason)
-		}
+	if !final {
+		reason += r.failures()
 	}
 	reason = field.Cut(reason, rc.MaxReason)
 	switch {
@@ -421,6 +419,29 @@ func (w *Work) noteFailures() {
 			}
 		}
 	}
+}
+
+// failures lists the pods that were noted, with a mark before each.
+func (r *Record) failures() (text string) {
+	for _, f := range r.Failures {
+		text += fmt.Sprintf("; %s on %s: %s", f.Pod, f.Node, f.Reason)
+	}
+	return text
+}
+
+// because says after what a person asked for why pods of the new revision are not available now: they are gone when
+// somebody else looks.
+func (w *Work) because(asked string) string {
+	up := w.Upward()
+	if up == nil || up.Status == nil {
+		return asked
+	}
+	w.noteFailures()
+	lacks := up.lacks()
+	if lacks == "" && len(w.Record.Failures) == 0 {
+		return asked
+	}
+	return field.Cut(asked+after(" while ", lacks)+w.Record.failures(), rc.MaxReason)
 }
 
 // rollback turns the rollout round. Where there is nothing to go back to it ends.

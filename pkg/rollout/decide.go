@@ -85,7 +85,7 @@ func (w *Work) answer() {
 	r.Request = nil
 	switch {
 	case q.Verb == AbortVerb:
-		w.end(Aborted, "aborted by "+q.By, 0)
+		w.end(Aborted, w.because("aborted by "+q.By), 0)
 		return
 	case q.Verb == PauseVerb && (r.State == Progressing || r.State == RollingBack || r.State == WaitingForPromote):
 		w.pause("paused by " + q.By)
@@ -107,7 +107,7 @@ func (w *Work) answer() {
 		w.audit("rollout %s of %s: %s asked to %s it, which cannot be while a controller cannot be read", r.ID, r.Service, q.By, q.Verb)
 		return
 	case q.Verb == RollbackVerb && r.State != RollingBack && r.Resume != RollingBack && r.BlockedReason == "":
-		stage{w}.rollback("rolled back by " + q.By)
+		stage{w}.rollback(w.because("rolled back by " + q.By))
 	default:
 		w.audit("rollout %s of %s: %s asked to %s it, which means nothing while it is %s", r.ID, r.Service, q.By, q.Verb, r.State)
 		return

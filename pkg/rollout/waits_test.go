@@ -90,6 +90,39 @@ func TestStatusThatNamesManyPods(t *testing.T) {
 	}
 }
 
+// What a person takes back or aborts says why its pods were not available then: they are gone afterwards.
+func TestWhyPodsWereNotAvailableWhenAPersonEndedIt(t *testing.T) {
+	failing := []rc.PodFailure{{Pod: "main.0", Node: "n4", Reason: "exit 1"}}
+	for name, tt := range map[string]struct {
+		away    int
+		failing []rc.PodFailure
+		unseen  bool
+		state   rollout.State
+		want    string
+	}{
+		"a pod fails":         {1, failing, false, rollout.Progressing, " while 0 of 1 pods of web-r2 are available; main.0 on n4: exit 1"},
+		"it was paused":       {1, failing, false, rollout.Paused, " while 0 of 1 pods of web-r2 are available; main.0 on n4: exit 1"},
+		"a pod is on its way": {1, nil, false, rollout.Progressing, " while 0 of 1 pods of web-r2 are available"},
+		"all are available":   {0, nil, false, rollout.Progressing, ""},
+		"nothing is known":    {1, failing, true, rollout.Progressing, ""},
+	} {
+		for verb, by := range map[rollout.Verb]string{rollout.RollbackVerb: "rolled back by bob", rollout.AbortVerb: "aborted by bob"} {
+			rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4,
+				rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1, away: tt.away, unseen: tt.unseen})
+			rec.State, rec.Request = tt.state, &rollout.Request{Verb: verb, By: "bob"}
+			if tt.state == rollout.Paused {
+				rec.Resume = rollout.Progressing
+			}
+			if !tt.unseen {
+				obs.Revisions[web2].Status.Failing = tt.failing
+			}
+			if d := rollout.Decide(rec, obs); d.Record.Reason != by+tt.want {
+				t.Errorf("%s, %s: %q, want %q", name, verb, d.Record.Reason, by+tt.want)
+			}
+		}
+	}
+}
+
 func TestTailOfPreDeployIsCut(t *testing.T) {
 	rec, obs := staged(rollout.AvailabilityStrategy, rollout.PreDeploying, rollout.Update{Step: 1, Surge: 1}, 4, rev{dir: rollout.Up})
 	rec.PreDeploy = &rollout.PreDeploy{RC: webPre, Name: "web-pre", Until: t0.Add(time.Hour)}

@@ -539,6 +539,36 @@ func TestRollbackHurries(t *testing.T) {
 	}
 }
 
+// The history of a way back says why pods of what it leaves were not available. Another deployment has other reasons.
+func TestRollbackSaysWhy(t *testing.T) {
+	failing := []rc.PodFailure{{Pod: "main.0", Node: "n1", Reason: "unhealthy: 503"}}
+	for name, tt := range map[string]struct {
+		back   bool
+		status *rc.Status
+		want   string
+	}{
+		"pods fail":        {true, &rc.Status{ObservedGeneration: 1, Desired: 3, Available: 2, Failing: failing}, "rolled back from web-r1 while 2 of 3 of its pods were available; main.0 on n1: unhealthy: 503"},
+		"all available":    {true, &rc.Status{ObservedGeneration: 1, Desired: 3, Available: 3}, ""},
+		"of other counts":  {true, &rc.Status{ObservedGeneration: 9, Desired: 3, Available: 2}, ""},
+		"nothing is known": {true, nil, ""},
+		"a deployment":     {false, &rc.Status{ObservedGeneration: 1, Desired: 3, Available: 2, Failing: failing}, ""},
+	} {
+		c := &cluster{}
+		c.deployed(t, sample(t))
+		c.svc.Controllers[0].Status = tt.status
+		strategy := rolling()
+		strategy.Rollback = tt.back
+		resolved, _ := (&plan.ServiceSpecResolver{}).Resolve(t.Context(), sample(t, newManifest))
+		d := plan.NewDeployment(c, *resolved, strategy)
+		if _, err := d.Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := c.commits[len(c.commits)-1].Entry.Reason; got != tt.want {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
 // A way back is not refused because its document allows a stage less time than the pods take that it replaces.
 func TestRollbackAllowsTime(t *testing.T) {
 	for limit, want := range map[string]time.Duration{"30s": time.Minute + rollout.DefaultStageTimeout, "61s": 61 * time.Second, "0s": 0} {

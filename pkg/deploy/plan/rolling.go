@@ -334,10 +334,30 @@ func (p *planner) record(id string, number int64, target *rc.RC) {
 			p.draft.Deployed.Rollout, p.draft.Entry.Rollout = under.ID, under.ID
 		}
 	}
+	if p.Rollback {
+		p.draft.Entry.Reason = p.leftBecause()
+	}
 	for _, f := range p.change.Fields {
 		p.draft.Audit = append(p.draft.Audit, f.String())
 	}
 	p.draft.Forget = p.forgotten(number)
+}
+
+// leftBecause says for the history of a way back why pods of the revision that it leaves are not available, "" where all
+// are: they are gone when somebody else looks.
+func (p *planner) leftBecause() string {
+	if p.current == nil || p.current.Status == nil || p.current.Status.ObservedGeneration != p.current.RC.Generation {
+		return ""
+	}
+	st := p.current.Status
+	if st.Available >= st.Desired && len(st.Failing) == 0 {
+		return ""
+	}
+	why := fmt.Sprintf("rolled back from %s while %d of %d of its pods were available", p.current.RC.Name, st.Available, st.Desired)
+	for _, f := range st.Failing {
+		why += fmt.Sprintf("; %s on %s: %s", f.Pod, f.Node, f.Reason)
+	}
+	return field.Cut(why, rc.MaxReason)
 }
 
 // forgotten lists the revisions whose history goes: the oldest beyond those that are kept besides the one in effect.

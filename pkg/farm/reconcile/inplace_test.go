@@ -480,6 +480,34 @@ func TestStatusOfARevision(t *testing.T) {
 	if !reflect.DeepEqual(plan.Status.Failing, want) {
 		t.Errorf("%+v, want %+v", plan.Status.Failing, want)
 	}
+	looping := row(4, 4)
+	besides(looping, 1, 0, 20)
+	for i, r := range map[int]pod.Reality{
+		0: {State: pod.StateCrashLooping, Message: "it exits", Restarts: 3, LogTail: "no such table"},
+		1: {State: pod.StateRunning, Restarts: 1, LastExit: &pod.Exit{Launchable: "server", Code: 3}, LogTail: strings.Repeat("é", pod.MaxLogTail/2)},
+		2: {State: pod.StateFailed, Message: "refused", Digest: "m0", LogTail: "of another version"},
+	} {
+		at := looping.Pods[i].Reality
+		at.State, at.Available, at.Message, at.Restarts, at.LastExit, at.LogTail = r.State, false, r.Message, r.Restarts, r.LastExit, r.LogTail
+		if r.Digest != "" {
+			at.Digest = r.Digest
+		}
+	}
+	for rollout, ends := range map[string][2]string{
+		"":      {"", ""},
+		"web/1": {"; its log ends: no such table", "; its log ends: ..." + strings.Repeat("é", 125)},
+	} {
+		looping.Rollout = rollout
+		plan = reconcile.Compute(looping)
+		want = []rc.PodFailure{
+			{Pod: "main.0", Node: "n0", Reason: "crash-looping: it exits" + ends[0]},
+			{Pod: "main.1", Node: "n1", Reason: "running; server ended with exit status 3 before" + ends[1]},
+			{Pod: "main.2", Node: "n2", Reason: "failed: refused"},
+		}
+		if !reflect.DeepEqual(plan.Status.Failing, want) {
+			t.Errorf("rollout %q: %+v, want %+v", rollout, plan.Status.Failing, want)
+		}
+	}
 	s = row(9, 9)
 	besides(s, 1, 0, 20)
 	for i := range s.Pods {

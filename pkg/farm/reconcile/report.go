@@ -366,6 +366,28 @@ func isUnhealthy(p *Pod) bool {
 	return r != nil && r.Revision >= p.Revision && r.Digest == p.Digest && r.State == pod.StateUnhealthy
 }
 
+// maxLogEnd bounds what a status repeats of a log, in bytes. Two pods with theirs fit into the reason of a rollout.
+const maxLogEnd = 250
+
+// whyFailing says why a pod is not available: what its node says, how a process of it ended that runs again, and, for a
+// rollout to keep, the end of its log. That of a version that the placement does not ask for says nothing.
+func (s *Snapshot) whyFailing(p *Pod) string {
+	r, why := p.Reality, field.Cut(describe(p.Reality), maxErrorBytes)
+	if r.Digest != p.Digest {
+		return why
+	}
+	if exit := r.LastExit; exit != nil && r.Restarts > 0 && r.State != pod.StateFailed && r.State != pod.StateCrashLooping {
+		why = fmt.Sprintf("%s; %s %s before", why, exit.Launchable, exit)
+	}
+	if text := r.LogTail; text != "" && s.Rollout != "" {
+		if more := len(text) - maxLogEnd; more > 0 {
+			text = "..." + strings.ToValidUTF8(text[more:], "")
+		}
+		why += "; its log ends: " + text
+	}
+	return field.Cut(why, rc.MaxReason)
+}
+
 // failing returns the first few pods at the manifests that their roles have now that fail or are unhealthy, those
 // first for which there is no hope. A rollout whose stage fails keeps them, because the pods are gone when people
 // look.
@@ -376,8 +398,7 @@ func failing(s *Snapshot) []rc.PodFailure {
 			continue
 		}
 		found = append(found, rc.PodFailure{
-			Pod: fmt.Sprintf("%s.%d", p.Role, p.Identity.Index), Node: p.Node, Reason: field.Cut(describe(p.Reality), maxErrorBytes),
-			Hopeless: s.hopeless(p),
+			Pod: fmt.Sprintf("%s.%d", p.Role, p.Identity.Index), Node: p.Node, Reason: s.whyFailing(p), Hopeless: s.hopeless(p),
 		})
 	}
 	slices.SortStableFunc(found, func(a, b rc.PodFailure) int { return boolFirst(a.Hopeless, b.Hopeless) })

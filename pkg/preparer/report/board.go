@@ -131,7 +131,7 @@ func (b *Board) Say(r pod.Reality, now time.Time) (news bool, again time.Time) {
 
 // loopsOn reports whether a pod was crash-looping, and only how it ended last is new.
 func loopsOn(last, r pod.Reality) bool {
-	r.Restarts, r.LastExit, r.Message = last.Restarts, last.LastExit, last.Message
+	r.Restarts, r.LastExit, r.Message, r.LogTail = last.Restarts, last.LastExit, last.Message, last.LogTail
 	return last.State == pod.StateCrashLooping && sameReality(last, r)
 }
 

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -17,7 +18,7 @@ func TestCrashLoopIsReportedNowAndThen(t *testing.T) {
 	b.Say(looping, now)
 	for range 5 {
 		looping.Restarts++
-		looping.LastExit = &pod.Exit{At: now}
+		looping.LastExit, looping.LogTail = &pod.Exit{At: now}, fmt.Sprint("run ", looping.Restarts)
 		if _, again := b.Say(looping, now.Add(time.Second)); !again.Equal(now.Add(crashReportEvery)) {
 			t.Errorf("reported in %s", again.Sub(now))
 		}
