@@ -7,6 +7,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
@@ -40,6 +41,8 @@ func (r *RollingStrategy) advise(refused *RefusedError, client Client, svc *reco
 			fails = fmt.Sprintf("all that could help is refused, too (%s): %s; %s", w.text, why.Reason, why.Do)
 		case out.shrinks:
 			fails = fmt.Sprintf("all that could help has too little room (%s): %s", w.text, out.Warnings[0])
+		case out.stalls != nil:
+			fails = fmt.Sprintf("all that could help has too little room (%s): %s", w.text, out.stalls.Reason)
 		case err == nil:
 			works = append(works, w.text)
 		}
@@ -52,16 +55,22 @@ func (r *RollingStrategy) advise(refused *RefusedError, client Client, svc *reco
 	}
 }
 
+// noRoomMark begins the reason of a refusal for want of room.
+const noRoomMark = "no-room: "
+
 // noRoom makes a *RefusedError for want of room. pods is how many a stage may start.
 func (p *planner) noRoom(end Room, pods int, format string, args ...any) error {
-	refused := &RefusedError{Service: p.spec.Name, Reason: "no-room: " + fmt.Sprintf(format, args...), lead: "use "}
+	refused := &RefusedError{Service: p.spec.Name, Reason: noRoomMark + fmt.Sprintf(format, args...), lead: "use "}
 	if n := end.Reasons[scheduler.Selector]; n > 0 && n == len(p.State.Nodes) {
-		refused.Reason = fmt.Sprintf("no-room: the node_selector %q matches none of %s",
+		refused.Reason = fmt.Sprintf(noRoomMark+"the node_selector %q matches none of %s",
 			p.spec.NodeSelector, field.Count(n, "node"))
 		refused.Do = "no strategy helps: change it, or label nodes: rcctl label node NODE KEY=VALUE"
 		return refused
 	}
 	refused.Do = "no strategy helps: add nodes, or free some of what is taken: rcctl place --explain -f FILE shows it"
+	if p.spec.Mode == rc.EachNode {
+		refused.Do = "no strategy helps: free some of what is taken: rcctl place --explain -f FILE shows it"
+	}
 	if len(end.holders) > 0 {
 		refused.Do = "no strategy helps: free the port, or use another one"
 	}

@@ -15,8 +15,9 @@ type Plan struct {
 	ServiceID, ServiceName string
 	SequenceOperation
 	Change   SpecChange
-	Warnings []string // what may go wrong all the same
-	shrinks  bool     // no pod finds a place, or fewer than have one now and are asked for
+	Warnings []string      // what may go wrong all the same
+	shrinks  bool          // no pod finds a place, or fewer than have one now and are asked for
+	stalls   *RefusedError // why the rollout would get stuck half-way; nil: it would not
 	seen     *record.Service
 	draft    *draft
 }

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,15 +17,18 @@ import (
 // room fills in what a plan says about room. It returns a *RefusedError where no pod of a rollout would find a place,
 // or those of its first stage would not. A new service is deployed all the same: nodes may come.
 func (p *planner) room(c course, out *Plan) error {
-	total := p.spec.Total()
-	if p.State == nil || total == 0 || c == allow {
+	if p.State == nil || c == allow {
 		return nil
 	}
 	pods := p.placed()
+	total := p.asked(c, pods)
+	if total == 0 && p.spec.Mode != rc.EachNode {
+		return nil
+	}
 	end := p.end(c, pods)
 	moved := c == update && len(pods) > 0 && p.spec.NodeSelector != p.base.Spec.NodeSelector
 	switch {
-	case end.Pods == 0 && (c == inPlace || moved):
+	case end.Pods == 0 && (c == inPlace && (total > 0 || len(pods) > 0) || moved):
 		return p.noRoom(end, 0, "no pod can be upgraded where it is, and no node takes a new one (%s)", end)
 	case c == recreate && end.Pods == 0:
 		return p.noRoom(end, 0, "no node takes a pod of the new revision, not even without those that it has now (%s)", end)
@@ -34,10 +38,53 @@ func (p *planner) room(c course, out *Plan) error {
 		}
 	}
 	out.shrinks = end.Pods < max(1, min(total, len(pods)))
-	if end.Pods < total {
+	switch {
+	case total == 0:
+		out.Warnings = append(out.Warnings, fmt.Sprintf("no node asks for a pod (%s)", end))
+	case end.Pods < total:
 		out.Warnings = append(out.Warnings, fmt.Sprintf("there is room for %d of %d pods (%s)", end.Pods, total, end))
+	case c == recreate:
+		out.stalls = p.stalls(pods)
 	}
 	return nil
+}
+
+// asked returns how many pods there are to be: where each node has one, one on each node where one stays, and on each
+// other node that would get one if it had room.
+func (p *planner) asked(c course, pods []placed) int {
+	if p.spec.Mode != rc.EachNode {
+		return p.spec.Total()
+	}
+	selector, err := rc.ParseSelector(p.spec.NodeSelector)
+	if err != nil {
+		return 0
+	}
+	stay, _ := p.staying(c, pods)
+	on := map[string]bool{}
+	for _, at := range stay {
+		on[at.node] = true
+	}
+	for name, v := range p.State.Nodes {
+		if v.Alive && v.Eligible() && v.Matches(selector) {
+			on[name] = true
+		}
+	}
+	return len(on)
+}
+
+// stalls returns why a rollout that has room for its first stage and at its end has none between them, nil where it has.
+func (p *planner) stalls(pods []placed) *RefusedError {
+	if p.State.Elsewhere || len(pods) == 0 {
+		return nil
+	}
+	at := p.succession(pods).stall
+	if at == nil {
+		return nil
+	}
+	err := p.noRoom(at.room, 0, "with %s of the new revision and %d others left, the strategy %s has room for %d of the next %d (%s)",
+		field.Count(at.has, "pod"), at.old, p.knobs.Kind(), at.room.Pods, at.wants, at.room)
+	refused, _ := errors.AsType[*RefusedError](err)
+	return refused
 }
 
 // firstStage returns a *RefusedError where the first stage of a new revision has no room.
@@ -85,6 +132,9 @@ func (p *planner) end(c course, pods []placed) Room {
 	}
 	room := after.place(p.spec, p.missing(p.wanted(), there), there)
 	room.Pods += len(there) - stuck.Pods
+	if p.spec.Mode == rc.EachNode { // a node that has its pod lacks no room
+		delete(room.Reasons, scheduler.MaxPerNode)
+	}
 	room.also(stuck)
 	return room
 }

@@ -146,7 +146,7 @@ func (p *planner) destinations(c course, n int) *Where {
 	case p.State.Elsewhere:
 		return &Where{Unknown: "farms ask an outside scheduler"}
 	case c == first || c == recreate:
-		return whereOf(p.successors(p.placed()), n)
+		return whereOf(p.succession(p.placed()).found, n)
 	}
 	stay, gone := p.staying(c, p.placed())
 	return whereOf(p.State.without(gone).place(p.spec, p.missing(p.wanted(), stay), stay).found, n)
@@ -156,40 +156,63 @@ func (p *planner) destinations(c course, n int) *Where {
 // more.
 const forecastStages = 50
 
-// successors returns where the pods of a new revision come to, stage by stage: each stage finds the pods of the stages
-// before it, and the old pods that have not gone yet.
-func (p *planner) successors(old []placed) []placed {
-	total := p.wanted()
-	stops, batch := p.stops(), p.numbers().Surge
-	if len(old) == 0 || p.knobs.Kind() == rollout.BlueGreenStrategy {
-		stops, batch = 0, total
+// succession is where the pods of a new revision come to.
+type succession struct {
+	found []placed
+	stall *stall // the first stage that lacks room, nil for none
+}
+
+// stall is a stage that lacks room: so many pods of the new revision and of others there are then, and it starts more.
+type stall struct {
+	has, old, wants int
+	room            Room
+}
+
+// succession goes through a rollout to a new revision stage by stage: each stage finds the pods of the stages before
+// it, and the old pods that have not gone yet.
+func (p *planner) succession(old []placed) *succession {
+	if p.arrivals == nil {
+		p.arrivals = p.succeed(old)
+	}
+	return p.arrivals
+}
+
+func (p *planner) succeed(old []placed) *succession {
+	total, u := p.wanted(), p.numbers()
+	beside, stops := min(u.Surge, u.Step), min(p.stops(), u.Step) // of a stage
+	if stops > 0 {
+		beside = 0 // what stops makes its room
 	}
 	least := max(1, max(total, len(old))/forecastStages) // pods of a stage
-	batch = max(batch, stops, least)
+	batch := max(beside, stops, least)
+	if len(old) == 0 || p.knobs.Kind() == rollout.BlueGreenStrategy {
+		beside, batch = total, total
+	}
 	state := *p.State
 	extra := max(0, len(old)-total)
 	if p.current != nil {
 		extra = max(0, len(old)-max(total, p.current.RC.Desired()))
 	}
-	goes := func(n int) {
-		n = min(n, len(old))
+	goes := func(n int) int {
+		n = max(0, min(n, len(old)))
 		state = *state.without(old[:n])
 		old = old[n:]
+		return n
 	}
 	goes(extra)
-	var found []placed
-	for len(found) < total {
-		if stops > 0 {
-			goes(batch)
-		}
-		room := state.place(p.spec, p.missing(min(total, len(found)+batch), found), found)
+	out := &succession{}
+	for len(out.found) < total {
+		gone := goes(batch - beside)
+		has, wants := len(out.found), min(batch, total-len(out.found))
+		room := state.place(p.spec, p.missing(has+wants, out.found), out.found)
 		if room.Pods == 0 && len(old) == 0 {
 			break
 		}
-		found, state.Taken = append(found, room.found...), room.taken
-		if stops == 0 {
-			goes(max(room.Pods, least))
+		if room.Pods < wants && out.stall == nil {
+			out.stall = &stall{has, len(old), wants, room}
 		}
+		out.found, state.Taken = append(out.found, room.found...), room.taken
+		goes(max(room.Pods, least) - gone)
 	}
-	return found
+	return out
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
@@ -60,6 +61,7 @@ type planner struct {
 	canonical map[string][]byte // manifests by digest
 	draft     *draft
 	preDeploy *rollout.PreDeploy
+	arrivals  *succession // nil: nobody has asked for it
 }
 
 // Plan implements Strategy.
@@ -67,6 +69,10 @@ func (r *RollingStrategy) Plan(_ context.Context, client Client, svc *record.Ser
 	out, err := r.attempt(client, svc, spec)
 	if refused, is := errors.AsType[*RefusedError](err); is {
 		r.advise(refused, client, svc, spec)
+	}
+	if out.stalls != nil {
+		r.advise(out.stalls, client, svc, spec)
+		out.Warnings = append(out.Warnings, fmt.Sprintf("the rollout would get stuck half-way: %s; %s", strings.TrimPrefix(out.stalls.Reason, noRoomMark), out.stalls.Do))
 	}
 	return out, err
 }
