@@ -115,6 +115,8 @@ func TestMatches(t *testing.T) {
 	}{
 		{finds.Pods(), "", "a/main.0@n1 a/main.1@n2 ab/main.0@n2 b/main.0@n1 ", "[pods]"},
 		{finds.Pods(), "app=web", "a/main.0@n1 a/main.1@n2 ab/main.0@n2 ", "[pods]"},
+		{finds.Pods(), "app notin (web)", "b/main.0@n1 ", "[pods]"},
+		{finds.Pods(), "tier notin (front)", "ab/main.0@n2 b/main.0@n1 ", "[pods]"}, // without the label, too
 		{finds.Pods(), "tier", "a/main.0@n1 a/main.1@n2 ", "[pods]"},
 		{finds.Pods(), "pod_id in (db)", "b/main.0@n1 ", "[pods]"},
 		{finds.Pods(), "replication_controller_id=a", "a/main.0@n1 a/main.1@n2 ", "[pods/a consistent=true]"},
