@@ -73,7 +73,7 @@ func runForget(c *cli.Context, std *stdio, s *conn, name string) error {
 		return err
 	}
 	if c.Bool("wait") {
-		return waitAnswered(c.Context, std, s, target, r.ID, "forgotten", limitOf(c))
+		return waitAnswered(c.Context, std, s, target, r.ID, "forgotten", limitOf(c), nil)
 	}
 	fmt.Fprintf(std.out, "asked the owner of rc %s to forget %s on %s\nwatch: rcctl pods --rc %s\n", target.RCID, target.name, target.node, target.RCID)
 	return nil
@@ -137,8 +137,10 @@ func copiesOf(ctx context.Context, s *conn, rcID string, keep func(copyOf) bool)
 }
 
 // waitAnswered waits until a request about a copy is answered; goal is what the copy is then. It is refused when the
-// request was void.
-func waitAnswered(ctx context.Context, std *stdio, s *conn, target copyOf, request, goal string, limit time.Duration) error {
+// request was void. A request may also be gone without an answer, after a restore: holds, where given, tells.
+func waitAnswered(
+	ctx context.Context, std *stdio, s *conn, target copyOf, request, goal string, limit time.Duration, holds func(context.Context) error,
+) error {
 	since := time.Now().Add(-time.Minute) // the clocks of farms may be behind
 	return waitFor(ctx, std, pending{
 		subject: "pod " + target.name, written: "the request is written", goal: goal, hint: "rcctl pods --rc " + target.RCID,
@@ -159,7 +161,10 @@ func waitAnswered(ctx context.Context, std *stdio, s *conn, target copyOf, reque
 				}
 			}
 		}
-		return "", true, nil
+		if holds != nil {
+			err = holds(ctx)
+		}
+		return "", err == nil, err
 	})
 }
 

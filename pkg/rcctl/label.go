@@ -157,7 +157,9 @@ func runLabel(c *cli.Context, std *stdio, s *conn, args labelArgs) error {
 	printLines(std.out, done.Lines)
 	if c.Bool("wait") {
 		there := copyOf{Identity: target.of.Pod, name: target.name, node: done.Node}
-		return waitAnswered(c.Context, std, s, there, done.Request, "labelled", limitOf(c))
+		return waitAnswered(c.Context, std, s, there, done.Request, "labelled", limitOf(c), func(ctx context.Context) error {
+			return s.isLabelled(ctx, target, args)
+		})
 	}
 	fmt.Fprintf(std.out, "watch: rcctl label pod %s\n", target.name)
 	return nil
@@ -200,6 +202,34 @@ func changeLabels(ctx context.Context, s *conn, t labelled, args labelArgs) (don
 		return s.did(fmt.Sprintf("%s %s: label", t.of.Kind, t.name), t.show, err)
 	})
 	return done, t.asError(err)
+}
+
+// isLabelled returns why a pod whose owner was asked to label it does not have these labels although nothing is left of
+// the request: it went with a restore of the records, or somebody has changed the labels again.
+func (s *conn) isLabelled(ctx context.Context, t labelled, args labelArgs) error {
+	found, err := labels.NewApplicator(s.Store, "").GetLabels(ctx, t.of)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return waitEndedf("pod %s: the request is gone, and so is the pod, or it was moved", t.name)
+	case err != nil:
+		return err
+	}
+	var other []string
+	for _, key := range slices.Sorted(maps.Keys(args.set)) {
+		if is, has := found.Set[key]; !has || is != args.set[key] {
+			other = append(other, key)
+		}
+	}
+	for _, key := range args.remove {
+		if _, has := found.Set[key]; has {
+			other = append(other, key)
+		}
+	}
+	if len(other) == 0 {
+		return nil
+	}
+	return waitEndedf("pod %s: the request is gone, and these labels are not as asked: %s; an earlier state was restored, or somebody has changed "+
+		"them again; look with: rcctl label pod %s", t.name, strings.Join(other, ", "), t.name)
 }
 
 // asError gives an error of the package labels its exit code.
