@@ -83,7 +83,9 @@ func TestNodesByProcessors(t *testing.T) {
 		{"evenly", []int{4, 4}, nil, nil, []string{`replicas=4`, cpu(1000)}, []string{"run 4 pods of web-r1 (forecast: n0 (2 pods), n1 (2 pods))"}, nil},
 		{"as each has room", []int{2, 8}, nil, nil, []string{`replicas=4`, cpu(2000)}, []string{"run 4 pods of web-r1 (forecast: n0, n1 (3 pods))"}, nil},
 		{
-			"more than there is room for", []int{2, 2}, nil, nil,
+			"more than there is room for",
+			[]int{2, 2},
+			nil, nil,
 			[]string{`replicas=5`, cpu(1000)},
 			[]string{"run 5 pods of web-r1 (forecast: n0 (2 pods), n1 (2 pods); no node for 1)"},
 			[]string{"there is room for 4 of 5 pods (nodes that take no more: resources: 2)"},
@@ -91,7 +93,9 @@ func TestNodesByProcessors(t *testing.T) {
 		{"one more beside what runs", []int{2}, map[int]int{0: 1}, []string{`replicas=1`, cpu(1000)}, []string{`replicas=2`, cpu(1000)}, []string{"run 1 pod of web-r1 (forecast: n0)"}, nil},
 		{"one on each", []int{4, 4, 4}, nil, nil, []string{none, each, cpu(2000)}, []string{"run 3 pods of web-r1 (forecast: n0, n1, n2)"}, nil},
 		{
-			"one on each that has room", []int{4, 4, 1}, nil, nil,
+			"one on each that has room",
+			[]int{4, 4, 1},
+			nil, nil,
 			[]string{none, each, cpu(2000)},
 			[]string{"run 2 pods of web-r1 (forecast: n0, n1)"},
 			[]string{"there is room for 2 of 3 pods (nodes that take no more: resources: 1)"},

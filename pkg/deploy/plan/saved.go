@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -78,8 +79,19 @@ const (
 // domain, or on none.
 func Save(d *Deployment, p *Plan, epoch string, domain *Domain) SavedService {
 	return SavedService{
-		Document: d.Spec, Seen: see(d.Service, epoch, domain), Operations: p.Lines(), Warnings: p.Warnings,
+		Document: d.Spec, Seen: see(d.Service, epoch, domain), Operations: brief(p.Lines()), Warnings: p.Warnings,
 	}
+}
+
+// brief leaves out the nodes of a line that the next one names, too: each volume is on the nodes of the pods that follow.
+func brief(lines []Line) []Line {
+	out := slices.Clone(lines)
+	for i := 1; i < len(lines); i++ {
+		if w := lines[i].Where; w != nil && reflect.DeepEqual(w, lines[i-1].Where) {
+			out[i-1].Where = nil
+		}
+	}
+	return out
 }
 
 // OfDomain reports whether the document depends on the cluster's domain.
@@ -88,12 +100,12 @@ func (s *SavedService) OfDomain() bool { return s.Seen[seenDomain] != "" }
 // Shows reports whether a plan is in all that people see of it the one that was saved, and whether in all but the
 // nodes of pods.
 func (s *SavedService) Shows(p *Plan) (all, butNodes bool) {
-	now := p.Lines()
-	butNodes = slices.Equal(s.Warnings, p.Warnings) && slices.EqualFunc(s.Operations, now, func(a, b Line) bool {
+	saved, now := brief(s.Operations), brief(p.Lines())
+	butNodes = slices.Equal(s.Warnings, p.Warnings) && slices.EqualFunc(saved, now, func(a, b Line) bool {
 		a.Where, b.Where = nil, nil
 		return a == b
 	})
-	return butNodes && slices.EqualFunc(s.Operations, now, Line.Equal), butNodes
+	return butNodes && slices.EqualFunc(saved, now, Line.Equal), butNodes
 }
 
 // see says what a plan is made on. What owners report is no part of it, nor are controllers that are being deleted.
@@ -181,13 +193,20 @@ func deeds(lines []Line) Seen {
 	return all
 }
 
-// Encode returns the file. A plan that DecodeSaved would refuse is an error.
+// Encode returns the file, without line breaks where it would be too large with them. A plan that DecodeSaved would
+// refuse is an error.
 func (s *Saved) Encode() ([]byte, error) {
 	s.Version, s.SHA256 = SavedVersion, ""
 	s.SHA256 = digestOf(s)
 	data, err := json.MarshalIndent(s, "", "  ")
-	if err != nil {
+	if err == nil && len(data) >= MaxSavedBytes {
+		data, err = json.Marshal(s)
+	}
+	switch {
+	case err != nil:
 		return nil, err
+	case len(data) >= MaxSavedBytes:
+		return nil, fmt.Errorf("it takes %d bytes, and a saved plan may have %d: save plans of fewer services each", len(data), MaxSavedBytes)
 	}
 	if _, err := DecodeSaved(data); err != nil {
 		return nil, fmt.Errorf("it could not be read again: %w", err)

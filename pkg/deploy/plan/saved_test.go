@@ -2,7 +2,9 @@ package plan_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -304,4 +306,51 @@ func FuzzDecodeSaved(f *testing.F) {
 			t.Error(err)
 		}
 	})
+}
+
+// Plans of many large services fit into a file, and one that does not says what to do.
+func TestSavedPlansOfLargeServices(t *testing.T) {
+	const all = 4096
+	slots := slices.Repeat([]int{9}, all)
+	state, c := wide(slots...), &cluster{}
+	state.Epoch = oneEpoch
+	for name := range state.Nodes {
+		state.Nodes[name].Epoch = oneEpoch
+	}
+	resolved, _ := (&plan.ServiceSpecResolver{}).Resolve(t.Context(), sample(t, fmt.Sprintf("replicas=%d", all),
+		`pod.volumes=[{"name": "a"}, {"name": "b"}, {"name": "c"}, {"name": "d"}]`))
+	strategy := rolling()
+	strategy.State = state
+	d := plan.NewDeployment(c, *resolved, strategy)
+	p, err := d.Plan(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := plan.Save(d, &p, oneEpoch, nil)
+	if same, _ := one.Shows(&p); !same {
+		t.Error("the plan is not what was saved of it")
+	}
+	saved := plan.Saved{By: "ann", At: when}
+	add := func(n int) {
+		for range n {
+			one.Document.Name = fmt.Sprint("web", len(saved.Services))
+			saved.Services = append(saved.Services, one)
+		}
+	}
+	add(25)
+	data, err := saved.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := plan.DecodeSaved(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if same, _ := read.Services[24].Shows(&p); !same {
+		t.Error("the plan is not what was read of it")
+	}
+	add(60)
+	if _, err := saved.Encode(); err == nil || !strings.Contains(err.Error(), "save plans of fewer services each") {
+		t.Error(err)
+	}
 }

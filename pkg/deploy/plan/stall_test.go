@@ -24,21 +24,27 @@ func TestARolloutThatGetsStuckHalfWay(t *testing.T) {
 		error string
 	}{
 		{
-			"half of each node is free", 4, []int{0, 1, 0, 1},
+			"half of each node is free", 4,
+			[]int{0, 1, 0, 1},
 			[]string{large, `update.step=2`},
 			[]string{"the rollout would get stuck half-way: with 2 pods of the new revision and 2 others left, the strategy availability has room for 0 of the next 2 " +
-				"(nodes that take no more: resources: 4); use --strategy resourceutil (old pods stop first)"}, "",
+				"(nodes that take no more: resources: 4); use --strategy resourceutil (old pods stop first)"},
+			"",
 		},
 		{"a node at a time is free", 5, []int{0, 0, 1, 1}, []string{large, `update.step=2`}, nil, ""},
 		{
-			"nothing helps", 3, []int{0, 1, 0, 1},
+			"nothing helps", 3,
+			[]int{0, 1, 0, 1},
 			[]string{large, `update.step=1`, `replicas=3`},
 			[]string{"the rollout would get stuck half-way: with 1 pod of the new revision and 3 others left, the strategy availability has room for 0 of the next 1 " +
-				"(nodes that take no more: resources: 3); no strategy helps: add nodes, or free some of what is taken: rcctl place --explain -f FILE shows it"}, "",
+				"(nodes that take no more: resources: 3); no strategy helps: add nodes, or free some of what is taken: rcctl place --explain -f FILE shows it"},
+			"",
 		},
 		{
-			"a smaller surge would get stuck", 3, []int{0, 1, 0},
-			[]string{large, `update.step=2`}, nil,
+			"a smaller surge would get stuck", 3,
+			[]int{0, 1, 0},
+			[]string{large, `update.step=2`},
+			nil,
 			"starts 2 pods before it stops others, and the nodes have room for 1 (nodes that take no more: resources: 3); use --strategy resourceutil (old pods stop first)",
 		},
 		{"all new pods fit beside the old ones", 8, []int{0, 1, 0, 1}, []string{large, `update.step=2`}, nil, ""},
@@ -80,14 +86,18 @@ func TestRoomOnEachNode(t *testing.T) {
 		{"all have room", false, nil, false, []string{httpPort}, nil, ""},
 		{"one node has none", false, []int{1}, false, []string{httpPort}, []string{"there is room for 2 of 3 pods (nodes that take no more: ports: 1; port 8080 is held by other-r1 on n1)"}, ""},
 		{
-			"no node has any", false, []int{0, 1, 2}, false,
-			[]string{httpPort}, nil, "no-room: no pod can be upgraded where it is, and no node takes a new one (nodes that take no more: ports: 3; " +
+			"no node has any", false,
+			[]int{0, 1, 2},
+			false,
+			[]string{httpPort},
+			nil, "no-room: no pod can be upgraded where it is, and no node takes a new one (nodes that take no more: ports: 3; " +
 				"port 8080 is held by other-r1 on n0, n1, n2); no strategy helps: free the port, or use another one",
 		},
 		{"one is drained", false, nil, true, []string{httpPort}, nil, ""},
 		{
 			"none matches", false, nil, false,
-			[]string{`node_selector="zone=x"`}, nil, `the node_selector "zone=x" matches none of 3 nodes; no strategy helps: change it, or label nodes: rcctl label node NODE KEY=VALUE`,
+			[]string{`node_selector="zone=x"`},
+			nil, `the node_selector "zone=x" matches none of 3 nodes; no strategy helps: change it, or label nodes: rcctl label node NODE KEY=VALUE`,
 		},
 		{"new, all have room", true, nil, false, []string{httpPort}, nil, ""},
 		{"new, one node has none", true, []int{1}, false, []string{httpPort}, []string{"there is room for 2 of 3 pods (nodes that take no more: ports: 1; port 8080 is held by other-r1 on n1)"}, ""},
