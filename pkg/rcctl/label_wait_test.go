@@ -26,8 +26,7 @@ func TestALabelIsThereOnceTheRequestIsGone(t *testing.T) {
 		"the records went back": {fmt.Sprintf(placed, `,"y":"2"`, `,"own_labels":{"y":"2"}`), exitWait, "the request is gone, and these labels are not as asked: x, y;"},
 		"the pod is gone":       {"", exitWait, "the request is gone, and so is the pod, or it was moved"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		t.Run(name, func(t *testing.T) { // one after the other: the package for command lines has global flags
 			s, prefix := testConn(t)
 			keys := s.Keys()
 			putRecord(t, s, keys.RCs.Key("webid"), `{"id":"webid","name":"web","manifest":"d","replica_groups":[{"role":"main","count":1}]}`)
