@@ -12,7 +12,8 @@ import (
 )
 
 // A command is a function of its command line, of where it prints and, where it needs Consul, of a connection and of what it acts on.
-// The functions below make actions of such functions: each is one way to begin.
+// onConn makes an action of such a function, and offline of one without Consul; the others here are onConn for a common kind of
+// arguments. What writes does it through conn.writing (write.go). There are no other levels.
 
 // stdio is where a command reads and prints.
 type stdio struct {
@@ -25,35 +26,30 @@ func stdioOf(c *cli.Context) *stdio {
 	return &stdio{in: c.App.Reader, out: c.App.Writer, err: c.App.ErrWriter}
 }
 
-// offline is the action of a command that needs no Consul, or that opens its connection itself.
+// offline is the action of a command that needs no Consul.
 func offline(run func(*cli.Context, *stdio) error) cli.ActionFunc {
 	return func(c *cli.Context) error { return run(c, stdioOf(c)) }
 }
 
-// withConn opens the store that the command line names for a command, and closes it. What was written until an error is told with it.
-func withConn(c *cli.Context, std *stdio, run func(*conn) error) error {
-	s, err := connect(c)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	if err = errors.Join(run(s), endOutput(std.out, std.err)); err != nil {
-		ended := &endedError{error: err, command: commandName(c), deeds: s.deeds}
-		ended.trouble, ended.token = s.consul.TokenTrouble(err)
-		return ended
-	}
-	return nil
-}
-
-// onConn is the action of a command that reads its arguments before it connects.
+// onConn is the action of a command that needs Consul: it reads its command line, then opens the store. What was written until an error is
+// told with it, and what is wrong with the token.
 func onConn[A any](read func(*cli.Context) (A, error), run func(*cli.Context, *stdio, *conn, A) error) cli.ActionFunc {
 	return func(c *cli.Context) error {
 		args, err := read(c)
 		if err != nil {
 			return err
 		}
+		s, err := connect(c)
+		if err != nil {
+			return err
+		}
+		defer s.close()
 		std := stdioOf(c)
-		return withConn(c, std, func(s *conn) error { return run(c, std, s, args) })
+		if err = errors.Join(run(c, std, s, args), endOutput(std.out, std.err)); err == nil {
+			return nil
+		}
+		trouble, token := s.consul.TokenTrouble(err)
+		return &endedError{error: err, command: commandName(c), deeds: s.deeds, trouble: trouble, token: token}
 	}
 }
 

@@ -1,9 +1,13 @@
 package rcctl
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func applyCommand() *cli.Command {
@@ -46,7 +50,7 @@ A document, with the fields that are used most; docs/controller.md has all of th
 			if c.Bool("dry-run") {
 				return onConn(readSpec, dryRun)(c)
 			}
-			return applying(nil)(c)
+			return onConn(readApply, runApply)(c)
 		},
 	})
 }
@@ -60,16 +64,8 @@ func createCommand() *cli.Command {
 Examples:
   rcctl rc create -f rc.yaml
   rcctl rc create -f - < rc.yaml`,
-		Flags: append(append(signatureFlags(), fileFlag()), waitFlags("until the rc has converged")...),
-		Action: func(c *cli.Context) error {
-			return applying(func(cur *current) error {
-				change := "to change it: rcctl apply -f " + c.String("file")
-				if of := cur.rc.Service; cur.service != nil {
-					change = fmt.Sprintf("it is revision %d of service %s: rcctl deploy -f FILE", of.Revision, of.Name)
-				}
-				return refusedf("rc %s exists (id %s, generation %d), nothing was written; %s", cur.rc.Name, cur.rc.ID, cur.rc.Generation, change)
-			})(c)
-		},
+		Flags:  append(append(signatureFlags(), fileFlag()), waitFlags("until the rc has converged")...),
+		Action: onConn(readCreate, runApply),
 	})
 }
 
@@ -81,20 +77,61 @@ func readApply(c *cli.Context) (w applyRequest, err error) {
 	return w, err
 }
 
-// applying is the action that makes a controller what the document of the command line says. existing says what to do with one that is
-// already there; nil changes it.
-func applying(existing func(*current) error) cli.ActionFunc {
-	return onConn(readApply, func(c *cli.Context, std *stdio, s *conn, w applyRequest) error {
-		std.warnOf(w.spec.Pod) // a group's manifest has the same ports and users
-		done, err := writeApply(c.Context, s, w, existing)
-		if err != nil {
+// readCreate is readApply for a controller that must not be there.
+func readCreate(c *cli.Context) (applyRequest, error) {
+	w, err := readApply(c)
+	w.create = true
+	return w, err
+}
+
+func runApply(c *cli.Context, std *stdio, s *conn, w applyRequest) error {
+	std.warnOf(w.spec.Pod) // a group's manifest has the same ports and users
+	done, err := writeApply(c.Context, s, w)
+	if err != nil {
+		return err
+	}
+	verb := "changed"
+	if done.what == "create" {
+		verb = "created"
+	}
+	printChange(std, done, verb)
+	return waitOrSay(c, std, s, &done)
+}
+
+// writeApply applies a document.
+func writeApply(ctx context.Context, s *conn, w applyRequest) (done change, err error) {
+	id := store.NewID() // the same for every try: a creation whose outcome was unknown is found again
+	digests, _, err := rc.Manifests(w.spec.Pod, w.spec.ReplicaGroups)
+	if err != nil {
+		return done, err
+	}
+	err = s.writing(ctx, maxTries, func(ctx context.Context, by string) error {
+		if err := s.ensureSchema(ctx); err != nil {
 			return err
 		}
-		verb := "changed"
-		if done.what == "create" {
-			verb = "created"
+		cur, index, err := readCurrent(ctx, s, w.spec.Name)
+		switch {
+		case err != nil:
+			return err
+		case cur.rc != nil && w.create:
+			return cur.refuseCreate(s.flags.String("file"))
 		}
-		printChange(std, done, verb)
-		return waitOrSay(c, std, s, &done)
+		if err := cur.readStored(ctx, s, digests); err != nil {
+			return err
+		}
+		if done, err = computeApply(w, cur, id); err != nil {
+			return err
+		}
+		return s.commit(ctx, &done, index, by)
 	})
+	return done, err
+}
+
+// refuseCreate refuses to create what is there.
+func (cur *current) refuseCreate(file string) error {
+	change := "to change it: rcctl apply -f " + file
+	if of := cur.rc.Service; cur.service != nil {
+		change = fmt.Sprintf("it is revision %d of service %s: rcctl deploy -f FILE", of.Revision, of.Name)
+	}
+	return refusedf("rc %s exists (id %s, generation %d), nothing was written; %s", cur.rc.Name, cur.rc.ID, cur.rc.Generation, change)
 }

@@ -71,6 +71,7 @@ type applyRequest struct {
 	spec       *rc.Spec
 	signatures map[string]string // by digest of the manifest; where there is none the stored one stays
 	massStop   bool              // let the farms stop as many pods at once as this change takes
+	create     bool              // it must not be there yet
 }
 
 // computeApply makes the record ask for what the document says. It may be refused. A document that asks a revision of a

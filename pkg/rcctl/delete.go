@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -35,8 +36,12 @@ Examples:
 
 func runDelete(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
 	now := time.Now()
-	done, err := s.writeTo(c.Context, found.Value.ID, func(cur current) (change, error) {
-		return computeDelete(cur, c.Bool("force"), c.Bool("allow-mass-stop"), now)
+	done, err := s.changeRC(c.Context, found.Value.ID, func(ctx context.Context, r *rc.RC) (change, error) {
+		svc, err := s.serviceOf(ctx, r)
+		if err != nil {
+			return change{}, err
+		}
+		return computeDelete(current{rc: r, service: svc}, c.Bool("force"), c.Bool("allow-mass-stop"), now)
 	})
 	if err != nil {
 		return err

@@ -42,8 +42,8 @@ Examples:
 // turning is the action of a command that disables or enables the controller it names.
 func turning(disabled bool) cli.ActionFunc {
 	return onRC(func(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
-		done, err := s.writeRC(c.Context, found.Value.ID, func(_ context.Context, r rc.RC) (change, error) {
-			return computeDisable(r, disabled, c.Bool("allow-mass-stop"))
+		done, err := s.changeRC(c.Context, found.Value.ID, func(_ context.Context, r *rc.RC) (change, error) {
+			return computeDisable(*r, disabled, c.Bool("allow-mass-stop"))
 		})
 		if err != nil {
 			return err

@@ -58,7 +58,7 @@ func readDrain(c *cli.Context) (want wantedDrain, err error) {
 }
 
 func runDrain(c *cli.Context, std *stdio, s *conn, want wantedDrain) error {
-	change, err := writeNode(c.Context, s, want.name, func(ops node.Ops) (nodeChange, error) {
+	change, err := changeNode(c.Context, s, want.name, func(ops node.Ops) (nodeChange, error) {
 		done, ok := computeDrain(ops, want)
 		if !ok {
 			return done, badFlag(c, "--force", "true", "together with --deadline, which says when pods that cannot be moved are stopped")

@@ -73,11 +73,15 @@ Examples:
   rcctl election show nightly
   rcctl election show nightly -o json | jq -r .leader`,
 		Flags:  []cli.Flag{outputFlag()},
-		Action: onElection(runElectionShow),
+		Action: onConn(electionName.only, runElectionShow),
 	})
 }
 
-func runElectionShow(c *cli.Context, std *stdio, _ *conn, state *election.State) error {
+func runElectionShow(c *cli.Context, std *stdio, s *conn, name string) error {
+	state, err := s.election(c.Context, name)
+	if err != nil {
+		return err
+	}
 	v := viewOf(state)
 	return std.print(c, v, state.Lease.Corrupt, func(w io.Writer) error {
 		for _, line := range v.Story() {
@@ -94,17 +98,6 @@ func runElectionShow(c *cli.Context, std *stdio, _ *conn, state *election.State)
 			tb.rows = append(tb.rows, []string{cand.ID, cand.BinaryVersion, cand.EmulationVersion, cand.Strategy, v.Notes(cand)})
 		}
 		return tb.write(w, coloured(w))
-	})
-}
-
-// onElection is the action of a command about the one election it names.
-func onElection(run func(*cli.Context, *stdio, *conn, *election.State) error) cli.ActionFunc {
-	return onConn(electionName.only, func(c *cli.Context, std *stdio, s *conn, name string) error {
-		state, err := s.election(c.Context, name)
-		if err != nil {
-			return err
-		}
-		return run(c, std, s, state)
 	})
 }
 

@@ -8,7 +8,6 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
-	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 )
 
@@ -32,38 +31,46 @@ Examples:
 			rawFlag(),
 			&cli.StringFlag{Name: "launchable", Usage: "like this process: the `NAME` of a launchable, with -SCRIPT where it is a directory of scripts"},
 		),
-		Action: offline(runExec),
+		Action: onConn(readExec, runExec),
 	})
 }
 
-func runExec(c *cli.Context, std *stdio) error {
-	ref, err := checkPod(c, c.Args().First())
-	if err != nil {
-		return err
+// readExec reads the pod; the command follows it.
+func readExec(c *cli.Context) (ref string, err error) {
+	if ref, err = checkPod(c, c.Args().First()); err != nil {
+		return "", err
 	}
 	argv := c.Args().Tail()
 	if len(argv) == 0 || argv[0] == "" {
-		return usagef(c, "no command; allowed: POD -- COMMAND [arguments]")
+		return "", usagef(c, "no command; allowed: POD -- COMMAND [arguments]")
 	}
 	for _, arg := range argv {
 		if !utf8.ValidString(arg) {
-			return badFlag(c, "COMMAND", arg, "a program and arguments in UTF-8; other bytes can be handed on by -i, or by printf in a shell of the pod")
+			return "", badFlag(c, "COMMAND", arg, "a program and arguments in UTF-8; other bytes can be handed on by -i, or by printf in a shell of the pod")
 		}
 	}
-	return withPreparer(c, std, ref, func(target *inspect.PodView, client *nodeapi.Client) error {
-		var stdin io.Reader
-		if c.Bool("stdin") {
-			stdin = std.in
-		}
-		ended, err := client.Exec(c.Context, target.Identity(), c.String("launchable"), argv, stdin, bytesTo(c, std.out), bytesTo(c, std.err))
-		if err != nil {
-			if c.Context.Err() != nil {
-				return &codedError{code: 128 + int(unix.SIGINT), text: "interrupted; the command is ended"}
-			}
-			return nodeError(client, err)
-		}
+	return ref, nil
+}
+
+func runExec(c *cli.Context, std *stdio, s *conn, ref string) error {
+	target, client, err := preparerOf(c, std, s, ref)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	var stdin io.Reader
+	if c.Bool("stdin") {
+		stdin = std.in
+	}
+	ended, err := client.Exec(c.Context, target.Identity(), c.String("launchable"), c.Args().Tail(), stdin, bytesTo(c, std.out), bytesTo(c, std.err))
+	switch {
+	case err == nil:
 		return exitOf(client, ended)
-	})
+	case c.Context.Err() != nil:
+		return &codedError{code: 128 + int(unix.SIGINT), text: "interrupted; the command is ended"}
+	default:
+		return nodeError(client, err)
+	}
 }
 
 // exitOf turns the end of a command into rcctl's own.

@@ -270,7 +270,7 @@ func runReleaseHold(c *cli.Context, std *stdio, s *conn, name string) error {
 		if change = computeRelease(ops.Value, schema.Value.Epoch); len(change.lines) == 0 {
 			return nil
 		}
-		return changeNode(ctx, s, &change, ops.Index, nil, by)
+		return commitNode(ctx, s, &change, ops.Index, nil, by)
 	})
 	if err == nil {
 		printNodeChange(std, name, "is not waited for any more", change)

@@ -113,29 +113,37 @@ Examples:
   rcctl rollback web --to 3
   rcctl rollback web --counts   with the number of replicas that it had`,
 		Flags:  append([]cli.Flag{revisionFlag("number of the `REVISION` (default: the newest that was done before this one)"), countsFlag()}, runFlags()...),
-		Action: offline(runRollback),
+		Action: onConn(readRollback, runRollback),
 	})
 }
 
-func runRollback(c *cli.Context, std *stdio) error {
-	rev, err := readRevision(c)
-	if err != nil {
-		return err
+// wayBack is what a command line says about going back.
+type wayBack struct {
+	service  string
+	revision int64 // zero: the newest before that was done
+}
+
+func readRollback(c *cli.Context) (to wayBack, err error) {
+	if to.revision, err = readRevision(c); err == nil {
+		to.service, err = serviceName.only(c)
 	}
-	name, err := serviceName.only(c)
-	if err != nil {
-		return err
+	if err == nil {
+		err = mayRun(c)
 	}
-	return redeploy(c, std, name, "rollback", func(svc *record.Service, d *deployer) (*record.ServiceSpec, error) {
-		if svc.Rollout != nil {
+	return to, err
+}
+
+func runRollback(c *cli.Context, std *stdio, s *conn, to wayBack) error {
+	return redeploy(c, std, s, to.service, "rollback", func(svc *record.Service, d *deployer) (*record.ServiceSpec, error) {
+		if name := to.service; svc.Rollout != nil {
 			return nil, refusedf("service %s: a rollout is under way; take it back: rcctl rollout rollback %s, or wait: rcctl rollout status %s -w; nothing was written", name, name, name)
 		}
-		e, err := entry(svc, rev)
+		e, err := entry(svc, to.revision)
 		if err != nil {
 			return nil, err
 		}
 		d.rolling.Rollback = true
-		d.about = fmt.Sprintf("back to the document of revision %d", e.Revision) + clean(d.conn.comesBack(c.Context, &e.Spec))
+		d.about = fmt.Sprintf("back to the document of revision %d", e.Revision) + clean(s.comesBack(c.Context, &e.Spec))
 		return goingBackTo(c, svc, e), nil
 	})
 }

@@ -43,35 +43,53 @@ Examples:
 			rawFlag(),
 			&cli.StringFlag{Name: "tail", Usage: "only the last `N` lines of each process"},
 		),
-		Action: offline(runLogs),
+		Action: onConn(readLogs, runLogs),
 	})
 }
 
-func runLogs(c *cli.Context, std *stdio) error {
-	options := nodeapi.LogOptions{Process: c.String("launchable"), Tail: -1, Follow: c.Bool("follow"), Previous: c.Bool("previous")}
-	var ref string
-	var err error
+// wantedLogs is which logs a command line asks for, and what of them.
+type wantedLogs struct {
+	ref string // of one pod; else the flags select pods
+	nodeapi.LogOptions
+}
+
+func readLogs(c *cli.Context) (want wantedLogs, err error) {
+	want.LogOptions = nodeapi.LogOptions{Process: c.String("launchable"), Tail: -1, Follow: c.Bool("follow"), Previous: c.Bool("previous")}
 	if !c.IsSet("selector") {
-		if ref, err = onePod(c); err != nil {
-			return err
+		if want.ref, err = onePod(c); err != nil {
+			return want, err
 		}
 	}
-	if options.Follow && options.Previous {
-		return usagef(c, "--follow and --previous: nothing is added to what was before; allowed: one of them")
+	if want.Follow && want.Previous {
+		return want, usagef(c, "--follow and --previous: nothing is added to what was before; allowed: one of them")
 	}
 	if c.IsSet("tail") {
-		if options.Tail, err = strconv.Atoi(c.String("tail")); err != nil || options.Tail < 0 {
-			return badFlag(c, "--tail", c.String("tail"), "a number of lines, zero or more")
+		if want.Tail, err = strconv.Atoi(c.String("tail")); err != nil || want.Tail < 0 {
+			return want, badFlag(c, "--tail", c.String("tail"), "a number of lines, zero or more")
 		}
 	}
-	if c.IsSet("selector") {
-		return runSelectedLogs(c, std, options)
+	switch {
+	case !c.IsSet("selector"):
+		return want, nil
+	case c.Args().Present():
+		return want, usagef(c, "%s together with --selector; allowed: one of them", c.Args().First())
+	default:
+		return want, checkPodFlags(c)
 	}
-	return withPreparer(c, std, ref, func(target *inspect.PodView, client *nodeapi.Client) error {
-		return showLog(c.Context, client, target.Identity(), options, func(log io.Reader) error {
-			_, err := io.Copy(bytesTo(c, std.out), log)
-			return err
-		})
+}
+
+func runLogs(c *cli.Context, std *stdio, s *conn, want wantedLogs) error {
+	if want.ref == "" {
+		return runSelectedLogs(c, std, s, want.LogOptions)
+	}
+	target, client, err := preparerOf(c, std, s, want.ref)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return showLog(c.Context, client, target.Identity(), want.LogOptions, func(log io.Reader) error {
+		_, err := io.Copy(bytesTo(c, std.out), log)
+		return err
 	})
 }
 
@@ -111,18 +129,8 @@ type selectedPod struct {
 
 // runSelectedLogs shows the logs of the pods that -l selects: one after the other or, followed, all at once. What cannot be shown of one
 // is said on standard error, and does not keep the others back.
-func runSelectedLogs(c *cli.Context, std *stdio, options nodeapi.LogOptions) error {
-	if c.Args().Present() {
-		return usagef(c, "%s together with --selector; allowed: one of them", c.Args().First())
-	}
-	if err := checkPodFlags(c); err != nil {
-		return err
-	}
-	var pods []selectedPod
-	err := withConn(c, std, func(s *conn) (err error) {
-		pods, err = selectPods(c, std, s, options.Follow)
-		return err
-	})
+func runSelectedLogs(c *cli.Context, std *stdio, s *conn, options nodeapi.LogOptions) error {
+	pods, err := selectPods(c, std, s, options.Follow)
 	if err != nil {
 		return err
 	}
@@ -159,6 +167,7 @@ func runSelectedLogs(c *cli.Context, std *stdio, options nodeapi.LogOptions) err
 
 // selectPods finds the pods that the command line selects, and how to ask their nodes.
 func selectPods(c *cli.Context, std *stdio, s *conn, follow bool) ([]selectedPod, error) {
+	defer s.close()
 	views, bad, err := s.podViews(c)
 	if err != nil {
 		return nil, err

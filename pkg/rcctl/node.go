@@ -32,9 +32,9 @@ type nodeChange struct {
 	lines []string // the difference; empty: nothing is written
 }
 
-// writeNode carries a change of a node out: computed, written with its audit record, and computed again where a record
+// changeNode carries a change of a node out: computed, written with its audit record, and computed again where a record
 // moved. Where a drain begins or ends, or the labels change, the node's reservation says so in the same transaction (P3, R13, ADR 12).
-func writeNode(ctx context.Context, s *conn, name string, compute func(node.Ops) (nodeChange, error)) (c nodeChange, err error) {
+func changeNode(ctx context.Context, s *conn, name string, compute func(node.Ops) (nodeChange, error)) (c nodeChange, err error) {
 	err = s.writing(ctx, maxNodeTries, func(ctx context.Context, by string) error {
 		cur, err := readNode(ctx, s, name)
 		if err != nil {
@@ -47,7 +47,7 @@ func writeNode(ctx context.Context, s *conn, name string, compute func(node.Ops)
 		if len(c.lines) == 0 && reservation == nil {
 			return nil
 		}
-		err = changeNode(ctx, s, &c, cur.Ops.Index, reservation, by)
+		err = commitNode(ctx, s, &c, cur.Ops.Index, reservation, by)
 		if err == nil && len(c.lines) == 0 {
 			c.lines = []string{"reservation: was not in line with the drain or the labels -> mended"}
 		}
@@ -56,8 +56,8 @@ func writeNode(ctx context.Context, s *conn, name string, compute func(node.Ops)
 	return c, err
 }
 
-// changeNode writes a change of a node and notes how that ended.
-func changeNode(ctx context.Context, s *conn, c *nodeChange, index uint64, reservation *store.Rec[node.Reservation], by string) error {
+// commitNode writes a change of a node and notes how that ended.
+func commitNode(ctx context.Context, s *conn, c *nodeChange, index uint64, reservation *store.Rec[node.Reservation], by string) error {
 	name := c.ops.Name
 	err := s.Operator.ChangeNode(ctx, store.NodeChange{Ops: c.ops, Index: index, Reservation: reservation, Audit: store.NewAudit(by, c.what, "", c.lines).OnNodes(name)})
 	switch err = s.did(fmt.Sprintf("node %s: %s", name, c.what), "rcctl audit --node "+name, err); {
@@ -72,7 +72,7 @@ func changeNode(ctx context.Context, s *conn, c *nodeChange, index uint64, reser
 // onNode is the action of a command that changes the one node it names.
 func onNode(done string, compute func(node.Ops) nodeChange) cli.ActionFunc {
 	return onConn(nodeName.only, func(c *cli.Context, std *stdio, s *conn, name string) error {
-		change, err := writeNode(c.Context, s, name, func(ops node.Ops) (nodeChange, error) { return compute(ops), nil })
+		change, err := changeNode(c.Context, s, name, func(ops node.Ops) (nodeChange, error) { return compute(ops), nil })
 		if err == nil {
 			printNodeChange(std, name, done, change)
 		}

@@ -65,7 +65,7 @@ func TestDrainOfABusyNode(t *testing.T) {
 		}
 	})
 	want := wantedDrain{now: time.Now().UTC()}
-	_, err := writeNode(t.Context(), s, "n1", func(ops node.Ops) (nodeChange, error) {
+	_, err := changeNode(t.Context(), s, "n1", func(ops node.Ops) (nodeChange, error) {
 		c, _ := computeDrain(ops, want)
 		return c, nil
 	})
@@ -306,7 +306,7 @@ func TestLabelsAreInTheReservation(t *testing.T) {
 	}
 	act := func(compute func(node.Ops) nodeChange) {
 		t.Helper()
-		_, err := writeNode(t.Context(), s, "n1", func(ops node.Ops) (nodeChange, error) { return compute(ops), nil })
+		_, err := changeNode(t.Context(), s, "n1", func(ops node.Ops) (nodeChange, error) { return compute(ops), nil })
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,22 +18,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// withPreparer finds the copy of a pod that the command line means, and runs something with a client of its node's preparer. The connection
-// to Consul is closed before that.
-func withPreparer(c *cli.Context, std *stdio, ref string, run func(*inspect.PodView, *nodeapi.Client) error) error {
-	var target inspect.PodView
-	var client *nodeapi.Client
-	err := withConn(c, std, func(s *conn) (err error) {
-		if target, err = s.findPod(c, ref); err == nil {
-			client, err = nodeClient(c.Context, std, s, target.Node)
-		}
-		return err
-	})
-	if err != nil {
-		return err
+// preparerOf finds the copy of a pod that the command line means, and a client of its node's preparer. The connections to Consul are
+// closed: what follows may take long.
+func preparerOf(c *cli.Context, std *stdio, s *conn, ref string) (target inspect.PodView, client *nodeapi.Client, err error) {
+	defer s.close()
+	if target, err = s.findPod(c, ref); err == nil {
+		client, err = nodeClient(c.Context, std, s, target.Node)
 	}
-	defer client.Close()
-	return run(&target, client)
+	return target, client, err
 }
 
 // recordOf reads where a node is. Without a leader it may be what Consul knew before: whoever looks after a node then has no better, and the node itself says whose it is.

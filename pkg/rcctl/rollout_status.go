@@ -26,28 +26,27 @@ Examples:
   rcctl rollout status web
   rcctl rollout status web -w`,
 		Flags:  []cli.Flag{outputFlag(), &cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "follow it until it ends; exit code 5 where it failed, was rolled back or aborted"}},
-		Action: offline(runRolloutStatus),
+		Action: onConn(readRolloutStatus, runRolloutStatus),
 	})
 }
 
-func runRolloutStatus(c *cli.Context, std *stdio) error {
-	service, err := serviceName.only(c)
+func readRolloutStatus(c *cli.Context) (service string, err error) {
+	service, err = serviceName.only(c)
+	if out := c.String("output"); err == nil && c.Bool("watch") && out != formats[0] {
+		err = badFlag(c, "--output", out, "table, with --watch")
+	}
+	return service, err
+}
+
+func runRolloutStatus(c *cli.Context, std *stdio, s *conn, service string) error {
+	v, err := viewRollout(c.Context, s, service)
 	if err != nil {
 		return err
 	}
-	if out := c.String("output"); c.Bool("watch") && out != formats[0] {
-		return badFlag(c, "--output", out, "table, with --watch")
+	if c.Bool("watch") {
+		return followRollout(c.Context, std, s, service, v.ID)
 	}
-	return withConn(c, std, func(s *conn) error {
-		v, err := viewRollout(c.Context, s, service)
-		if err != nil {
-			return err
-		}
-		if c.Bool("watch") {
-			return followRollout(c.Context, std, s, service, v.ID)
-		}
-		return std.print(c, v, nil, func(w io.Writer) error { return writeRollout(w, v, time.Now()) })
-	})
+	return std.print(c, v, nil, func(w io.Writer) error { return writeRollout(w, v, time.Now()) })
 }
 
 func writeRollout(w io.Writer, v *inspect.RolloutView, now time.Time) error {

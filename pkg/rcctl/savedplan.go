@@ -40,7 +40,7 @@ func savedFlag() cli.Flag {
 
 // save writes plans to a file, and says where and for what they are.
 func (d *deployer) save(std *stdio, all []*planned) error {
-	path, epoch := d.flags.String("out"), d.rolling.State.Epoch
+	path, epoch := d.conn.flags.String("out"), d.rolling.State.Epoch
 	if epoch == "" {
 		return refusedf("--out: this cluster has no epoch that can be read, so that nothing tells it from another; " +
 			"start its first farm, or deploy without a saved plan: rcctl deploy -f FILE")
@@ -57,7 +57,7 @@ func (d *deployer) save(std *stdio, all []*planned) error {
 		return fmt.Errorf("save the plan in %s: %w", path, unwrapPath(err))
 	}
 	out := std.out
-	if d.flags.String("output") != formats[0] { // it is read by programs
+	if d.conn.flags.String("output") != formats[0] { // it is read by programs
 		out = std.err
 	}
 	fmt.Fprintf(out, "saved in %s, with all values of env; "+

@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"context"
 	"strconv"
 
 	"github.com/urfave/cli/v2"
@@ -54,8 +55,12 @@ func runScale(c *cli.Context, std *stdio, s *conn, n newCount) error {
 	if err != nil {
 		return err
 	}
-	done, err := s.writeTo(c.Context, found.Value.ID, func(cur current) (change, error) {
-		return computeScale(cur, c.String("role"), n.count, c.Bool("allow-mass-stop"))
+	done, err := s.changeRC(c.Context, found.Value.ID, func(ctx context.Context, r *rc.RC) (change, error) {
+		svc, err := s.serviceOf(ctx, r)
+		if err != nil {
+			return change{}, err
+		}
+		return computeScale(current{rc: r, service: svc}, c.String("role"), n.count, c.Bool("allow-mass-stop"))
 	})
 	if err != nil {
 		return asUsage(c, err)
@@ -76,16 +81,20 @@ Examples:
   rcctl scale web 5 --yes
   rcctl scale cache --role leader 1`,
 		Flags:  append([]cli.Flag{&cli.StringFlag{Name: "role", Usage: "`ROLE` whose replicas are counted (default: the only one)"}}, runFlags()...),
-		Action: offline(runScaleService),
+		Action: onConn(readScaleService, runScaleService),
 	})
 }
 
-func runScaleService(c *cli.Context, std *stdio) error {
+func readScaleService(c *cli.Context) (newCount, error) {
 	n, err := serviceName.count(c)
-	if err != nil {
-		return err
+	if err == nil {
+		err = mayRun(c)
 	}
-	return redeploy(c, std, n.name, "scale", func(svc *record.Service, _ *deployer) (*record.ServiceSpec, error) {
+	return n, err
+}
+
+func runScaleService(c *cli.Context, std *stdio, s *conn, n newCount) error {
+	return redeploy(c, std, s, n.name, "scale", func(svc *record.Service, _ *deployer) (_ *record.ServiceSpec, err error) {
 		spec := svc.InEffect().Spec
 		if spec.Mode == rc.EachNode {
 			return nil, asUsage(c, eachNodeScaled("service "+n.name, n.count))

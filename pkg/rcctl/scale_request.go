@@ -46,41 +46,44 @@ A document:
 Examples:
   rcctl scale-request node-17 -f agent.yaml
   echo '{"service":"agent","replicas":0}' | rcctl scale-request node-17 -f -`,
-		Flags: []cli.Flag{fileFlag()},
-		Action: offline(func(c *cli.Context, std *stdio) error {
-			name, err := nodeName.only(c)
-			if err != nil {
-				return err
-			}
-			if c.String("file") == "" {
-				return badFlag(c, "--file", "", "the name of a file, or - for standard input")
-			}
-			return runScaleRequest(c, std, name)
-		}),
+		Flags:  []cli.Flag{fileFlag()},
+		Action: onConn(readScaleRequest, runScaleRequest),
 	})
 }
 
-func runScaleRequest(c *cli.Context, std *stdio, name string) error {
-	r, err := readFile(c, c.String("file"), decodeRequest)
+// nodeRequest is a request to a node.
+type nodeRequest struct {
+	node string
+	scale.Request
+}
+
+func readScaleRequest(c *cli.Context) (r nodeRequest, err error) {
+	if r.node, err = nodeName.only(c); err != nil {
+		return r, err
+	}
+	if c.String("file") == "" {
+		return r, badFlag(c, "--file", "", "the name of a file, or - for standard input")
+	}
+	r.Request, err = readFile(c, c.String("file"), decodeRequest)
+	return r, err
+}
+
+func runScaleRequest(c *cli.Context, std *stdio, s *conn, r nodeRequest) error {
+	client, err := nodeClient(c.Context, std, s, r.node)
 	if err != nil {
 		return err
 	}
-	return withConn(c, std, func(s *conn) error {
-		client, err := nodeClient(c.Context, std, s, name)
-		if err != nil {
-			return err
-		}
-		defer client.Close()
-		answered := s.asks(c.Context, std, name, r)
-		answer, err := client.Scale(c.Context, r)
-		if err != nil {
-			answered(err.Error())
-			return scaleRequestError(client, &r, err)
-		}
-		answered(fmt.Sprintf("taken, it is to run %s", field.Count(int(answer.Replicas), "replica")))
-		fmt.Fprintf(std.out, "node %s is to run %s of service %s now\nwatch: rcctl pods --node %s\n", name, field.Count(int(answer.Replicas), "replica"), clean(answer.Service), name)
-		return nil
-	})
+	defer client.Close()
+	answered := s.asks(c.Context, std, r.node, r.Request)
+	answer, err := client.Scale(c.Context, r.Request)
+	if err != nil {
+		answered(err.Error())
+		return scaleRequestError(client, &r.Request, err)
+	}
+	replicas := field.Count(int(answer.Replicas), "replica")
+	answered("taken, it is to run " + replicas)
+	fmt.Fprintf(std.out, "node %s is to run %s of service %s now\nwatch: rcctl pods --node %s\n", r.node, replicas, clean(answer.Service), r.node)
+	return nil
 }
 
 // asks leaves an audit record of a request before it is sent, so that there is one however the command ends, and returns what adds the node's answer

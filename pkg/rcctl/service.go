@@ -71,7 +71,6 @@ func decodeServices(docs [][]byte) (specs []*record.ServiceSpec, err error) {
 
 // deployer plans and runs deployments of one command.
 type deployer struct {
-	flags   *cli.Context
 	conn    *conn
 	client  *deploy.Client
 	options plan.Options
@@ -105,7 +104,7 @@ func newDeployer(c *cli.Context, std *stdio, s *conn, options plan.Options) (*de
 	}
 	return &deployer{
 		known: knownDigests(std, s),
-		flags: c, conn: s, client: &deploy.Client{Store: s.Store, Who: who, Signatures: map[string]string{}},
+		conn:  s, client: &deploy.Client{Store: s.Store, Who: who, Signatures: map[string]string{}},
 		options: options, rolling: options.Rolling(state, who),
 	}, nil
 }
@@ -139,7 +138,7 @@ type planned struct {
 
 // plan plans the deployment of a document as people wrote it: where it names no host, the cluster's domain does.
 func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned, error) {
-	if spec.Name != "" && d.flags.Bool("keep-counts") {
+	if spec.Name != "" && d.conn.flags.Bool("keep-counts") {
 		svc, err := d.client.Service(ctx, spec.Name)
 		if err != nil {
 			return nil, fmt.Errorf("read service %s: %w", spec.Name, err)
@@ -180,8 +179,8 @@ func (d *deployer) planOf(ctx context.Context, spec *record.ServiceSpec, domain 
 
 // planResolved plans the deployment of a resolved document, and signs its manifests where a flag says so.
 func (d *deployer) planResolved(ctx context.Context, resolved *record.ServiceSpec, strategy plan.Strategy) (*planned, error) {
-	if key := d.flags.String("sign-key"); key != "" {
-		signatures, err := signAll(d.flags, manifestsOf(resolved.RCSpec(resolved.Name)), key)
+	if key := d.conn.flags.String("sign-key"); key != "" {
+		signatures, err := signAll(d.conn.flags, manifestsOf(resolved.RCSpec(resolved.Name)), key)
 		if err != nil {
 			return nil, err
 		}
@@ -197,33 +196,28 @@ func (d *deployer) planResolved(ctx context.Context, resolved *record.ServiceSpe
 }
 
 // redeploy plans and carries out another document of a service that is there: the one that change makes of what is known of it.
-func redeploy(c *cli.Context, std *stdio, name, what string, change func(*record.Service, *deployer) (*record.ServiceSpec, error)) error {
-	if err := mayRun(c); err != nil {
+func redeploy(c *cli.Context, std *stdio, s *conn, name, what string, change func(*record.Service, *deployer) (*record.ServiceSpec, error)) error {
+	svc, err := s.service(c.Context, name)
+	if err != nil {
 		return err
 	}
-	return withConn(c, std, func(s *conn) error {
-		svc, err := s.service(c.Context, name)
-		if err != nil {
-			return err
-		}
-		d, err := newDeployer(c, std, s, optionsOf(c))
-		if err != nil {
-			return err
-		}
-		d.client.What = what
-		spec, err := change(svc, d)
-		if err != nil {
-			return err
-		}
-		p, err := d.planOf(c.Context, spec, nil) // the domain is for documents as people wrote them
-		if err != nil {
-			return err
-		}
-		if d.about != "" {
-			fmt.Fprintln(std.out, d.about)
-		}
-		return carryOut(c, std, s, []*planned{p})
-	})
+	d, err := newDeployer(c, std, s, optionsOf(c))
+	if err != nil {
+		return err
+	}
+	d.client.What = what
+	spec, err := change(svc, d)
+	if err != nil {
+		return err
+	}
+	p, err := d.planOf(c.Context, spec, nil) // the domain is for documents as people wrote them
+	if err != nil {
+		return err
+	}
+	if d.about != "" {
+		fmt.Fprintln(std.out, d.about)
+	}
+	return carryOut(c, std, s, []*planned{p})
 }
 
 // planAll plans the deployment of each document.

@@ -30,9 +30,6 @@ const (
 
 var errWriteLimit = errors.New("no definite answer from Consul within " + writeLimit.String())
 
-// compute reads what a change depends on and computes it. index is that of the record, zero where there is none.
-type compute func(ctx context.Context) (c change, index uint64, err error)
-
 // writing runs an act that writes, and again where that says that a record moved meanwhile. by is who acts.
 func (s *conn) writing(ctx context.Context, tries int, act func(ctx context.Context, by string) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
@@ -47,44 +44,35 @@ func (s *conn) writing(ctx context.Context, tries int, act func(ctx context.Cont
 	return err
 }
 
-// write carries out a change: computed, written with its audit record, and computed again where the record moved. It
-// returns the change as written, or as found when there is nothing to do.
-func (s *conn) write(ctx context.Context, compute compute) (c change, err error) {
-	err = s.writing(ctx, maxTries, func(ctx context.Context, by string) error {
-		if err := s.ensureSchema(ctx); err != nil {
-			return err
-		}
-		var index uint64
-		var err error
-		if c, index, err = compute(ctx); err != nil || c.none {
-			return err
-		}
-		audit := store.NewAudit(by, c.what, c.rc.ID, slices.Concat(named(&c), c.lines))
-		if !c.signOnly {
-			rolls, err := s.Deployments.RolloutFor(ctx, &c.rc)
-			if err != nil {
-				return fmt.Errorf("rc %s: %w", c.rc.Name, err)
-			}
-			if rolls != nil {
-				return inRollout(&c, rolls)
-			}
-		}
-		if c.signOnly {
-			err = s.Operator.SignManifests(ctx, c.rc.ID, c.manifests, audit)
-		} else {
-			c.rc.ChangedBy = by
-			err = s.Operator.ChangeRC(ctx, store.RCChange{RC: c.rc, Index: index, Manifests: c.manifests, Audit: audit})
-		}
-		err = s.did(fmt.Sprintf("rc %s: %s, generation %d", c.rc.Name, c.what, c.rc.Generation), "rcctl audit --rc "+c.rc.ID, err)
-		switch {
-		case errors.Is(err, store.ErrConflict):
-			return fmt.Errorf("rc %s: somebody else keeps changing it, %d tries; nothing was written: %w", c.rc.Name, maxTries, err)
-		case err != nil:
-			return fmt.Errorf("%s rc %s: %w", c.what, c.rc.Name, err)
-		}
+// commit writes a change of a controller with its audit record; nothing where there is nothing to do. index is that of the record that
+// the change was computed from, zero where there was none.
+func (s *conn) commit(ctx context.Context, c *change, index uint64, by string) error {
+	if c.none {
 		return nil
-	})
-	return c, err
+	}
+	audit := store.NewAudit(by, c.what, c.rc.ID, slices.Concat(named(c), c.lines))
+	var err error
+	if c.signOnly {
+		err = s.Operator.SignManifests(ctx, c.rc.ID, c.manifests, audit)
+	} else {
+		rolls, unread := s.Deployments.RolloutFor(ctx, &c.rc)
+		switch {
+		case unread != nil:
+			return fmt.Errorf("rc %s: %w", c.rc.Name, unread)
+		case rolls != nil:
+			return inRollout(c, rolls)
+		}
+		c.rc.ChangedBy = by
+		err = s.Operator.ChangeRC(ctx, store.RCChange{RC: c.rc, Index: index, Manifests: c.manifests, Audit: audit})
+	}
+	err = s.did(fmt.Sprintf("rc %s: %s, generation %d", c.rc.Name, c.what, c.rc.Generation), "rcctl audit --rc "+c.rc.ID, err)
+	switch {
+	case errors.Is(err, store.ErrConflict):
+		return fmt.Errorf("rc %s: somebody else keeps changing it, %d tries; nothing was written: %w", c.rc.Name, maxTries, err)
+	case err != nil:
+		return fmt.Errorf("%s rc %s: %w", c.what, c.rc.Name, err)
+	}
+	return nil
 }
 
 // named are the lines of an act that say which name it gave or took: the record that has it goes.
@@ -120,29 +108,6 @@ func (s *conn) ensureSchema(ctx context.Context) error {
 		return fmt.Errorf("read schema: %w", err)
 	}
 	return nil
-}
-
-// writeApply applies a document. existing says what to do with a controller that is already there; nil changes it.
-func writeApply(ctx context.Context, s *conn, w applyRequest, existing func(*current) error) (change, error) {
-	id := store.NewID() // the same for every try: a creation whose outcome was unknown is found again
-	digests, _, err := rc.Manifests(w.spec.Pod, w.spec.ReplicaGroups)
-	if err != nil {
-		return change{}, err
-	}
-	return s.write(ctx, func(ctx context.Context) (change, uint64, error) {
-		cur, index, err := readCurrent(ctx, s, w.spec.Name)
-		switch {
-		case err != nil:
-			return change{}, 0, err
-		case cur.rc != nil && existing != nil:
-			return change{}, 0, existing(&cur)
-		}
-		if err := cur.readStored(ctx, s, digests); err != nil {
-			return change{}, 0, err
-		}
-		c, err := computeApply(w, cur, id)
-		return c, index, err
-	})
 }
 
 // readCurrent reads what the change of a controller is computed from, if there is one of that name. The manifest stays as it is.
@@ -201,27 +166,22 @@ func isCorrupt(err error) bool {
 	return is
 }
 
-// writeRC changes the controller with an id. compute is told its record.
-func (s *conn) writeRC(ctx context.Context, id string, compute func(context.Context, rc.RC) (change, error)) (change, error) {
-	return s.write(ctx, func(ctx context.Context) (change, uint64, error) {
+// changeRC changes the controller with an id as compute says, and returns the change as written, or as found when there is nothing to do.
+func (s *conn) changeRC(ctx context.Context, id string, compute func(context.Context, *rc.RC) (change, error)) (done change, err error) {
+	err = s.writing(ctx, maxTries, func(ctx context.Context, by string) error {
+		if err := s.ensureSchema(ctx); err != nil {
+			return err
+		}
 		rec, err := s.RCs.Get(ctx, store.Consistent, id)
 		if err != nil {
-			return change{}, 0, fmt.Errorf("read rc %s: %w", id, err)
+			return fmt.Errorf("read rc %s: %w", id, err)
 		}
-		c, err := compute(ctx, rec.Value)
-		return c, rec.Index, err
-	})
-}
-
-// writeTo is writeRC for changes that a service has a say in: compute is told the service, too.
-func (s *conn) writeTo(ctx context.Context, id string, compute func(current) (change, error)) (change, error) {
-	return s.writeRC(ctx, id, func(ctx context.Context, r rc.RC) (change, error) {
-		svc, err := s.serviceOf(ctx, &r)
-		if err != nil {
-			return change{}, err
+		if done, err = compute(ctx, &rec.Value); err != nil {
+			return err
 		}
-		return compute(current{rc: &r, service: svc})
+		return s.commit(ctx, &done, rec.Index, by)
 	})
+	return done, err
 }
 
 func massStopFlag() cli.Flag {

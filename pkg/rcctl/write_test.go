@@ -36,7 +36,7 @@ func goodSpec(t *testing.T) *rc.Spec {
 
 func create(t *testing.T, s *conn) rc.RC {
 	t.Helper()
-	c, err := writeApply(t.Context(), s, applyRequest{spec: goodSpec(t)}, nil)
+	c, err := writeApply(t.Context(), s, applyRequest{spec: goodSpec(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,15 +48,15 @@ func TestWriteComputesAgain(t *testing.T) {
 	s, _ := testConn(t)
 	r := create(t, s)
 	tries := 0
-	c, err := s.writeTo(t.Context(), r.ID, func(cur current) (change, error) {
+	c, err := s.changeRC(t.Context(), r.ID, func(_ context.Context, r *rc.RC) (change, error) {
 		if tries++; tries == 1 {
 			spec := goodSpec(t)
 			spec.NodeSelector = "rack=z"
-			if _, err := writeApply(t.Context(), s, applyRequest{spec: spec}, nil); err != nil {
+			if _, err := writeApply(t.Context(), s, applyRequest{spec: spec}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		return computeScale(cur, "", 7, false)
+		return computeScale(current{rc: r}, "", 7, false)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +71,7 @@ func TestWriteGivesUp(t *testing.T) {
 	s, _ := testConn(t)
 	r := create(t, s)
 	tries := 0
-	_, err := s.writeTo(t.Context(), r.ID, func(cur current) (change, error) {
+	_, err := s.changeRC(t.Context(), r.ID, func(_ context.Context, r *rc.RC) (change, error) {
 		tries++
 		other, err := s.RCs.Get(t.Context(), store.Consistent, r.ID)
 		if err != nil {
@@ -85,7 +85,7 @@ func TestWriteGivesUp(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return computeScale(cur, "", 7, false)
+		return computeScale(current{rc: r}, "", 7, false)
 	})
 	if !errors.Is(err, store.ErrConflict) || tries != maxTries || !strings.Contains(err.Error(), "nothing was written") {
 		t.Errorf("%d tries: %v", tries, err)
@@ -107,7 +107,7 @@ func TestApplyAtOnce(t *testing.T) {
 		wg.Go(func() {
 			own := conn{Store: s.Store, consul: s.consul} // as each command has
 			var c change
-			c, errs[i] = writeApply(t.Context(), &own, applyRequest{spec: goodSpec(t)}, nil)
+			c, errs[i] = writeApply(t.Context(), &own, applyRequest{spec: goodSpec(t)})
 			ids[i] = c.rc.ID
 		})
 	}
@@ -206,7 +206,7 @@ func TestWaitConverged(t *testing.T) {
 func TestWaitReplaced(t *testing.T) {
 	s, _ := testConn(t)
 	r := create(t, s)
-	if _, err := s.writeTo(t.Context(), r.ID, func(cur current) (change, error) { return computeScale(cur, "", 9, false) }); err != nil {
+	if _, err := s.changeRC(t.Context(), r.ID, func(_ context.Context, r *rc.RC) (change, error) { return computeScale(current{rc: r}, "", 9, false) }); err != nil {
 		t.Fatal(err)
 	}
 	tool := &stdio{out: io.Discard, err: io.Discard}
