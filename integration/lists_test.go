@@ -9,7 +9,6 @@ import (
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
-	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
@@ -26,7 +25,6 @@ func TestListsOfConstantsAreComplete(t *testing.T) {
 	}{
 		{"pkg/farm/reconcile", "Action", texts(reconcile.AllActions)},
 		{"pkg/scheduler", "Reason", texts(scheduler.AllReasons)},
-		{"pkg/rc", "ConditionType", texts(rc.AllConditions)},
 	} {
 		files, err := filepath.Glob(filepath.Join(root, c.dir, "*.go"))
 		if err != nil {

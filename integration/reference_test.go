@@ -15,7 +15,8 @@ import (
 	"github.com/rcfarm/rcfarm/integration/golden"
 	"github.com/rcfarm/rcfarm/integration/reference"
 	"github.com/rcfarm/rcfarm/pkg/app"
-	"github.com/rcfarm/rcfarm/pkg/farm/alert"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rcctl"
 )
 
@@ -39,14 +40,7 @@ func TestRunbookHasEveryCondition(t *testing.T) {
 	t.Parallel()
 	_, text, _ := strings.Cut(read(t, "docs", "runbook.md"), "\n## Conditions and alerts\n")
 	text, _, _ = strings.Cut(text, "\n## ")
-	source := read(t, "pkg", "rc", "status.go")
-	want := matches(`(?m)ConditionType += "([A-Za-z]+)"`, source)
-	for _, rule := range alert.Rules {
-		if !slices.Contains(want, string(rule.Type)) {
-			want = append(want, string(rule.Type))
-		}
-	}
-	slices.Sort(want)
+	want := texts(field.Each(rc.Kinds, func(k rc.Kind) rc.ConditionType { return k.Type }))
 	var found []string
 	for _, part := range strings.Split(text, "\n### ")[1:] {
 		heading, body, _ := strings.Cut(part, "\n")

@@ -20,6 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm/janitor"
 	"github.com/rcfarm/rcfarm/pkg/farm/push"
 	"github.com/rcfarm/rcfarm/pkg/farm/roll"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -101,26 +102,26 @@ func constants(parts ...string) ([]constant, error) {
 	return found, nil
 }
 
-// meanings returns what comments say of the conditions and incidents of some files: "Name: what it means."
-func meanings(root string, files ...string) (names []string, texts map[string]string, err error) {
+// meanings returns what comments say of the conditions and alerts, "Name: what it means.", and their names in the order of the source.
+func meanings(root string) (names []string, texts map[string]string, err error) {
 	texts = map[string]string{}
-	for _, file := range files {
-		all, err := constants(root, file)
-		if err != nil {
-			return nil, nil, err
-		}
-		for _, c := range all {
-			if text, ok := strings.CutPrefix(c.text, c.value+": "); ok {
-				names, texts[c.value] = append(names, c.value), strings.TrimSuffix(text, ".")
-			}
+	all, err := constants(root, "pkg/rc/conditions.go")
+	for _, c := range all {
+		if text, ok := strings.CutPrefix(c.text, c.value+": "); ok {
+			names, texts[c.value] = append(names, c.value), strings.TrimSuffix(text, ".")
 		}
 	}
-	return names, texts, nil
+	for _, k := range rc.Kinds {
+		if texts[string(k.Type)] == "" && err == nil {
+			err = fmt.Errorf("no comment says what %s means", k.Type)
+		}
+	}
+	return names, texts, err
 }
 
 // raised says after how long a condition or incident is told.
 func raised(name string) string {
-	for _, rule := range alert.Rules {
+	for _, rule := range rc.Alerts {
 		switch {
 		case string(rule.Type) != name:
 		case rule.After == 0:
@@ -140,50 +141,34 @@ func raised(name string) string {
 func cure(name string) string { return "[what to do](../runbook.md#" + strings.ToLower(name) + ")" }
 
 func conditions(root string) (string, error) {
-	names, texts, err := meanings(root, "pkg/rc/status.go")
+	names, texts, err := meanings(root)
 	rows := [][]string{{"condition", "meaning", "alert after", "see"}}
 	for _, name := range names {
-		rows = append(rows, []string{"`" + name + "`", texts[name], raised(name), cure(name)})
+		if rc.SeverityOf(rc.ConditionType(name)) != rc.NoCondition {
+			rows = append(rows, []string{"`" + name + "`", texts[name], raised(name), cure(name)})
+		}
 	}
 	return markdown(rows), err
 }
 
 // alerts are the incidents that no condition of the same name stands for.
 func alerts(root string) (string, error) {
-	conditions, _, err := meanings(root, "pkg/rc/status.go")
-	if err != nil {
-		return "", err
-	}
-	_, texts, err := meanings(root, "pkg/farm/alert/track.go")
+	_, texts, err := meanings(root)
 	rows := [][]string{{"alert", "meaning", "raised after", "see"}}
-	for _, rule := range alert.Rules {
-		name := string(rule.Type)
-		if slices.Contains(conditions, name) {
-			continue
+	for _, k := range rc.Alerts {
+		if name := string(k.Type); k.Severity == rc.NoCondition {
+			rows = append(rows, []string{"`" + name + "`", texts[name], raised(name), cure(name)})
 		}
-		if texts[name] == "" {
-			return "", fmt.Errorf("no comment says what %s means", name)
-		}
-		rows = append(rows, []string{"`" + name + "`", texts[name], raised(name), cure(name)})
 	}
 	return markdown(rows), err
 }
 
 // states is the order in which conditions give a controller its one word.
 func states(root string) (string, error) {
-	_, texts, err := meanings(root, "pkg/rc/status.go")
-	if err != nil {
-		return "", err
-	}
-	names := make([]string, len(inspect.Alarms))
-	for i, alarm := range inspect.Alarms {
-		if texts[string(alarm)] == "" {
-			return "", fmt.Errorf("no comment says what %s means", alarm)
-		}
-		names[i] = "`" + string(alarm) + "`"
-	}
+	_, _, err := meanings(root)
+	names := field.Each(inspect.Alarms, func(alarm rc.ConditionType) string { return "`" + string(alarm) + "`" })
 	return fmt.Sprintf("1. `%s`, `%s`, `%s`, `%s`;\n2. else the first of these conditions that is true: %s;\n3. else `%s` or `%s`.\n",
-		inspect.Deleting, inspect.Disabled, rc.Unclaimed, inspect.Pending, strings.Join(names, ", "), rc.Converged, inspect.Progressing), nil
+		inspect.Deleting, inspect.Disabled, rc.Unclaimed, inspect.Pending, strings.Join(names, ", "), rc.Converged, inspect.Progressing), err
 }
 
 // environment is what the node gives to a pod's processes.

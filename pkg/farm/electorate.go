@@ -60,10 +60,10 @@ func (f *Farm) SawElection(conditions []ballot.Condition, led bool) {
 func (e *electorate) leaderless(now time.Time) *rc.Incident {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.led || e.reason == "" || now.Sub(e.since) < alert.ElectionTroubleAfter {
+	if e.led || e.reason == "" || now.Sub(e.since) < rc.ElectionTroubleAfter {
 		return nil
 	}
-	return &rc.Incident{Key: electionKey + "/" + string(alert.ElectionTrouble) + "/leaderless", Type: alert.ElectionTrouble, Since: e.since, Reason: e.reason}
+	return &rc.Incident{Key: electionKey + "/" + string(rc.ElectionTrouble) + "/leaderless", Type: rc.ElectionTrouble, Since: e.since, Reason: e.reason}
 }
 
 const electionEvery = time.Second

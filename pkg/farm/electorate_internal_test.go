@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/election/ballot"
-	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -48,7 +47,7 @@ func TestTheLeaderTellsOfTheElection(t *testing.T) {
 	now := time.Now().UTC()
 	wrong := map[string]string{electionKey: "StrategyConflict: they disagree"}
 	next, tells, active, later := trackRecords(nil, wrong, now, nil, true)
-	if got := next[electionKey]; len(got) != 1 || got[0].Type != alert.ElectionTrouble || len(tells)+len(active) != 0 || later != 30*time.Second {
+	if got := next[electionKey]; len(got) != 1 || got[0].Type != rc.ElectionTrouble || len(tells)+len(active) != 0 || later != 30*time.Second {
 		t.Fatalf("%+v, %+v, %v, %s", next, tells, active, later)
 	}
 	next, tells, active, _ = trackRecords(next, wrong, now.Add(31*time.Second), nil, true)

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -185,7 +184,7 @@ func TestAHeldGateIsToldAfterAnHour(t *testing.T) {
 	now := time.Now().UTC()
 	held := func(who string) map[string]string { return map[string]string{gateKey: who} }
 	next, tells, active, again := trackRecords(nil, held("all nodes"), now, nil, true)
-	if got := next[gateKey]; len(got) != 1 || got[0].Type != alert.GateHeld || len(tells)+len(active) != 0 || again != time.Hour {
+	if got := next[gateKey]; len(got) != 1 || got[0].Type != rc.GateHeld || len(tells)+len(active) != 0 || again != time.Hour {
 		t.Fatalf("%+v, %+v, %v, %s", next, tells, active, again)
 	}
 	if next, tells, _, again = trackRecords(next, held("some"), now.Add(59*time.Minute), nil, false); len(tells) != 0 || again != time.Minute {
@@ -201,7 +200,7 @@ func TestAHeldGateIsToldAfterAnHour(t *testing.T) {
 	if _, tells, _, _ = trackRecords(next, nil, now.Add(2*time.Hour), nil, true); len(tells) != 1 || !tells[0].Resolved {
 		t.Fatalf("%+v", tells)
 	}
-	if next, tells, _, _ = trackRecords(map[string][]rc.Incident{gateKey: {{Type: alert.GateHeld, Since: now, Key: "k"}}}, nil, now.Add(10*time.Minute), nil, true); len(tells)+len(next) != 0 {
+	if next, tells, _, _ = trackRecords(map[string][]rc.Incident{gateKey: {{Type: rc.GateHeld, Since: now, Key: "k"}}}, nil, now.Add(10*time.Minute), nil, true); len(tells)+len(next) != 0 {
 		t.Errorf("an upgrade that took ten minutes: %+v", tells)
 	}
 }

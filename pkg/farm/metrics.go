@@ -9,7 +9,6 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/rcfarm/rcfarm/pkg/election/ballot"
-	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -56,7 +55,7 @@ var passBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	f := obs.NewMeter(reg, "farm")
 	var kinds []rc.ConditionType
-	for _, rule := range alert.Rules {
+	for _, rule := range rc.Alerts {
 		kinds = append(kinds, rule.Type)
 	}
 	return &Metrics{
@@ -196,7 +195,7 @@ func (m *Metrics) publish() {
 	for _, reason := range scheduler.AllReasons {
 		m.missingBy.WithLabelValues(string(reason)).Set(float64(byReason[reason]))
 	}
-	for _, rule := range alert.Rules {
+	for _, rule := range rc.Alerts {
 		m.alerts.WithLabelValues(string(rule.Type)).Set(float64(byType[rule.Type]))
 	}
 }

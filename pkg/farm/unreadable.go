@@ -275,9 +275,9 @@ func trackRecords(before map[string][]rc.Incident, errs map[string]string, now t
 func kindOf(key string) rc.ConditionType {
 	switch key {
 	case electionKey:
-		return alert.ElectionTrouble
+		return rc.ElectionTrouble
 	case gateKey:
-		return alert.GateHeld
+		return rc.GateHeld
 	default:
 		return rc.Unreadable
 	}

@@ -180,39 +180,9 @@ func withheld(s *Situation) []Cause {
 			"Find out why (rcctl audit --since 1h). Ask again for what is meant, with --allow-mass-stop, take back what is not; then: rcctl farm resume",
 		})
 	}
-	for _, c := range []struct {
-		condition  rc.ConditionType
-		what, next string
-	}{
-		{rc.Holding, "Nothing is added for now", "Wait; if a node is named for long, look at its preparer's log, or stop its Consul service if it is gone for good. Where it cannot answer: rcctl farm release-hold NODE"},
-		{
-			rc.SchedulerFailing, "The scheduler that its farm asks for nodes (farm --scheduler-url) does not help",
-			"Start it or look at its log; the farm asks again within 15 s. Until then nothing is placed, and pods that run are left alone.",
-		},
-		{rc.BooksDiffer, "The scheduler's books differ from what is placed", "Look at the scheduler; its farm asks it again by itself."},
-		{
-			rc.Misplaced, "Pods stay on nodes that its selector does not match",
-			"Label the nodes as they were, or change node_selector. A pod of a static controller leaves with: rcctl node drain NODE --deadline 0s --force",
-		},
-		{
-			rc.AwaitsStop, "Replicas of an ordered group are not placed",
-			"Bring the node back, or wait where a time is named. If the pod is gone for good: rcctl pod forget POD --node NODE --i-am-sure",
-		},
-		{
-			rc.RequestVoid, "What an operator asked for was not carried out",
-			"Look at its pods (rcctl pods --rc " + s.RC.Name + "). If one is gone for good all the same, ask again: rcctl pod forget POD --node NODE",
-		},
-		{rc.WaitsForService, "It waits for the other revisions of its service", "Wait; if one of them holds or has pods that were found running, look at that one: rcctl rc explain REF"},
-		{rc.RolloutGone, "Its upgrade in place has stopped midway", "Deploy the service again."},
-		{
-			rc.RolloutStuck, "The rollout of its service waits for longer than its stage_timeout",
-			"Look at it: rcctl rollout status SERVICE. It goes on by itself when it can. Deploying another version ends the wait, too.",
-		},
-		{rc.RolloutTrouble, "The rollout of its service needs somebody", "Look at it: rcctl rollout status SERVICE, or where it has ended rcctl history SERVICE"},
-		{rc.Regressed, "Pods were found running that the records did not know, and stay as they are", "Say what is wanted: rcctl apply -f FILE"},
-	} {
-		if s.is(c.condition) {
-			causes = append(causes, Cause{c.what + ": " + s.why(c.condition) + ".", c.next})
+	for _, k := range rc.Kinds {
+		if k.What != "" && s.is(k.Type) {
+			causes = append(causes, Cause{k.What + ": " + s.why(k.Type) + ".", strings.ReplaceAll(k.Next, "{rc}", s.RC.Name)})
 		}
 	}
 	return causes

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -340,7 +341,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// Each condition that may name a controller's state has a case, so that there is something to say about it.
+// Of each condition that may name a controller's state there is something to say: what the table has of it, or words of its own, which have a case.
 func TestEachAlarmIsExplained(t *testing.T) {
 	explained := map[rc.ConditionType]bool{}
 	for _, tt := range explainCases() {
@@ -350,9 +351,18 @@ func TestEachAlarmIsExplained(t *testing.T) {
 			explained[alarm] = explained[alarm] || s.is(alarm)
 		}
 	}
-	for _, alarm := range Alarms {
-		if !explained[alarm] {
-			t.Errorf("no case of explainCases has a status with %s", alarm)
+	for _, k := range rc.Kinds {
+		if !slices.Contains(Alarms, k.Type) {
+			continue
+		}
+		s := well()
+		s.not(k.Type, "so it is")
+		want := Cause{k.What + ": so it is.", strings.ReplaceAll(k.Next, "{rc}", "web")}
+		switch {
+		case k.What == "" && !explained[k.Type]:
+			t.Errorf("%s has no What and Next in pkg/rc/conditions.go, and no case of explainCases", k.Type)
+		case k.What != "" && !slices.Contains(Explain(s).Causes, want):
+			t.Errorf("%s: no %q in %q", k.Type, want, Explain(s).Causes)
 		}
 	}
 }

@@ -40,11 +40,10 @@ const (
 	Progressing = "Progressing" // on the way, nothing in it
 )
 
-// Alarms are the conditions that name a controller's state when they are true, the worst first.
-var Alarms = [...]rc.ConditionType{
-	rc.Unreadable, rc.BreakerTripped, rc.CrashLooping, rc.Blocked, rc.SchedulerFailing, rc.InsufficientNodes, rc.NodeLost, rc.BooksDiffer, rc.Holding, rc.Regressed,
-	rc.WaitsForService, rc.AwaitsStop, rc.RolloutGone, rc.RolloutStuck, rc.RolloutTrouble, rc.RequestVoid, rc.Misplaced,
-}
+// Alarms are the conditions that name a controller's state when they are true, the worst first. That it is unclaimed follows from the farms.
+var Alarms = field.Each(slices.DeleteFunc(slices.Clone(rc.Kinds), func(k rc.Kind) bool {
+	return k.Severity <= rc.Good || k.Type == rc.Unclaimed
+}), func(k rc.Kind) rc.ConditionType { return k.Type })
 
 // StateOf sums a controller up in one word: Deleting, Disabled, Unclaimed, Pending, the name of a condition that is
 // in the way, Converged or Progressing.

@@ -1,13 +1,8 @@
 package inspect
 
 import (
-	"os"
-	"regexp"
-	"slices"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
@@ -65,31 +60,5 @@ func TestAge(t *testing.T) {
 		if got := Age(now, now.Add(-d)); got != want {
 			t.Errorf("%s: got %s, want %s", d, got, want)
 		}
-	}
-}
-
-// Every condition that there is can be the state of a controller and the goal of a watch.
-func TestStatesAreComplete(t *testing.T) {
-	source, err := os.ReadFile("../rc/status.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var conditions []string
-	for _, m := range regexp.MustCompile(`(?m)ConditionType += "([A-Za-z]+)"`).FindAllSubmatch(source, -1) {
-		conditions = append(conditions, string(m[1]))
-	}
-	states := []string{string(rc.Converged), string(rc.Unclaimed)}
-	for _, alarm := range Alarms {
-		states = append(states, string(alarm))
-	}
-	goals := slices.DeleteFunc(slices.Clone(Goals), func(goal string) bool { return goal == Gone })
-	slices.Sort(conditions)
-	slices.Sort(states)
-	slices.Sort(goals)
-	if diff := cmp.Diff(conditions, states); diff != "" {
-		t.Errorf("Alarms in status.go has not (-) or has besides (+) these conditions of pkg/rc/status.go:\n%s", diff)
-	}
-	if diff := cmp.Diff(conditions, goals); diff != "" {
-		t.Errorf("Goals in wait.go has not (-) or has besides (+) these conditions of pkg/rc/status.go:\n%s", diff)
 	}
 }

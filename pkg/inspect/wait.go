@@ -46,11 +46,18 @@ func Progress(want rc.RC, o Observation) string {
 // Gone is the goal of a watch that ends with the controller.
 const Gone = "Gone"
 
-// Goals are the goals of a watch.
-var Goals = []string{
-	string(rc.AwaitsStop), string(rc.Converged), Gone, string(rc.Blocked), string(rc.BooksDiffer), string(rc.BreakerTripped), string(rc.CrashLooping), string(rc.Holding), string(rc.InsufficientNodes), string(rc.Misplaced), string(rc.NodeLost),
-	string(rc.Regressed), string(rc.RequestVoid), string(rc.RolloutGone), string(rc.RolloutStuck),
-	string(rc.RolloutTrouble), string(rc.SchedulerFailing), string(rc.Unclaimed), string(rc.Unreadable), string(rc.WaitsForService),
+// Goals are the goals of a watch: the conditions, and Gone. What people wait for most often comes first.
+var Goals = goals()
+
+func goals() []string {
+	var others []string
+	for _, k := range rc.Kinds {
+		if k.Severity > rc.Good {
+			others = append(others, string(k.Type))
+		}
+	}
+	slices.Sort(others)
+	return append([]string{string(rc.Converged), Gone}, others...)
 }
 
 // Reached reports whether a watch until a goal has come to its end; an empty goal is none.

@@ -53,80 +53,12 @@ type PodFailure struct {
 	Hopeless bool   `json:"hopeless,omitempty"` // waiting does not help: its artifact is refused, or its process ends again and again
 }
 
-// ConditionType names one thing that may be true of a controller.
-type ConditionType string
-
 // Texts in a status are short whatever they speak of: it is written in one transaction with changes, and read in one with
 // others. MaxReason is in bytes of JSON, and MaxStatusBytes is more than all of a status takes.
 const (
 	MaxReason      = 1000
 	MaxStatusBytes = 56 * 1024
 )
-
-// The conditions.
-const (
-	// Converged: what is desired is what runs, and it is available.
-	Converged ConditionType = "Converged"
-	// InsufficientNodes: some replicas have no node.
-	InsufficientNodes ConditionType = "InsufficientNodes"
-	// Blocked: an upgrade in place is halted, or a pod does not leave the node that it has to leave.
-	Blocked ConditionType = "Blocked"
-	// CrashLooping: processes of pods end again and again, each time soon after their start.
-	CrashLooping ConditionType = "CrashLooping"
-	// Regressed: pods were found running that the records did not know; they stay as they are (R2).
-	Regressed ConditionType = "Regressed"
-	// Holding: the records are new or went back in time; nothing is added until every living node has said what it runs (R1).
-	Holding ConditionType = "Holding"
-	// BreakerTripped: nothing may be stopped (R14).
-	BreakerTripped ConditionType = "BreakerTripped"
-	// NodeLost: pods are on nodes that are gone, or whose preparer is.
-	NodeLost ConditionType = "NodeLost"
-	// Misplaced: pods stay on nodes that the selector does not match.
-	Misplaced ConditionType = "Misplaced"
-	// Unreadable: a record of the controller, or a report about its pods, cannot be read.
-	Unreadable ConditionType = "Unreadable"
-	// BooksDiffer: an outside scheduler did not take a share of a node back, or did not book one.
-	BooksDiffer ConditionType = "BooksDiffer"
-	// SchedulerFailing: pods lack nodes, and an outside scheduler cannot be asked for some, or its answer cannot be used.
-	SchedulerFailing ConditionType = "SchedulerFailing"
-	// WaitsForService: pods are not placed or not stopped because of the other revisions of the service, or its bounds.
-	WaitsForService ConditionType = "WaitsForService"
-	// RolloutGone: an upgrade in place has a limit, and the rollout that would move it is gone.
-	RolloutGone ConditionType = "RolloutGone"
-	// RolloutTrouble: the service's rollout has failed, rolls back or pauses by itself, or its record cannot be read.
-	// The oldest revision that stays says so.
-	RolloutTrouble ConditionType = "RolloutTrouble"
-	// RolloutStuck: the service's rollout, or its way back, waits although stage_timeout has passed. The oldest revision
-	// that stays says so.
-	RolloutStuck ConditionType = "RolloutStuck"
-	// AwaitsStop: an index of an ordered group is not placed, because nothing proves that its copy on a lost node has stopped.
-	AwaitsStop ConditionType = "AwaitsStop"
-	// RequestVoid: what an operator asked for was not carried out, because it was not so any more.
-	RequestVoid ConditionType = "RequestVoid"
-	// Unclaimed: no living farm works on the controller. No owner can say so: the leader does.
-	Unclaimed ConditionType = "Unclaimed"
-)
-
-// AllConditions are the conditions that this version sets. What another version has left in a status nobody here could end.
-var AllConditions = []ConditionType{
-	Converged,
-	InsufficientNodes,
-	Blocked,
-	CrashLooping,
-	Regressed,
-	Holding,
-	BreakerTripped,
-	NodeLost,
-	Misplaced,
-	Unreadable,
-	BooksDiffer,
-	SchedulerFailing,
-	WaitsForService, AwaitsStop,
-	RolloutGone,
-	RolloutTrouble, RolloutStuck,
-	RequestVoid,
-	Unclaimed,
-}
 
 // Condition is one thing that is true or not, why, and since when.
 type Condition struct {

@@ -121,9 +121,13 @@ func clean(text string) string {
 // rcColour is the colour of a controller's state.
 func rcColour(state string) colour {
 	switch state {
-	case "Converged":
+	case inspect.Deleting, inspect.Disabled, inspect.Pending, inspect.Progressing:
+		return yellow
+	}
+	switch rc.SeverityOf(rc.ConditionType(state)) {
+	case rc.Good:
 		return green
-	case inspect.Deleting, inspect.Disabled, inspect.Pending, inspect.Progressing, "Holding", "Regressed":
+	case rc.Passing:
 		return yellow
 	default:
 		return red

@@ -18,7 +18,7 @@ import (
 )
 
 func statusCommand() *cli.Command {
-	alarms := field.Each(inspect.Alarms[:], func(alarm rc.ConditionType) string { return string(alarm) })
+	alarms := field.Each(inspect.Alarms, func(alarm rc.ConditionType) string { return string(alarm) })
 	return leaf(&cli.Command{
 		Name: "status", Usage: "show how far an rc is, and what is in its way",
 		UsageText: "rcctl rc status REF [-o table|json|yaml] [--watch [--until CONDITION [--timeout TIME]]]",

@@ -8,54 +8,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Rule says when a condition becomes an incident.
-type Rule struct {
-	Type rc.ConditionType
-	// After is how long it must last first: what mends itself wakes nobody.
-	After time.Duration
-}
-
-// Incidents that no condition of the same name stands for.
-const (
-	// NotConverged: a controller should be under way and does not arrive. Not for disabled and deleted ones.
-	NotConverged rc.ConditionType = "NotConverged"
-	// PreparerGone: pods are on a node whose machine lives and whose preparer does not; the alert NodeLost is the other half of the
-	// condition of that name.
-	PreparerGone rc.ConditionType = "PreparerGone"
-	// ElectionTrouble: the farms cannot elect a leader as they should: none answers, they disagree, or some of them cannot be chosen. It is
-	// told without a controller.
-	ElectionTrouble rc.ConditionType = "ElectionTrouble"
-	// GateHeld: new fields of records wait for farms or nodes of an older version. It is told without a controller.
-	GateHeld rc.ConditionType = "GateHeld"
-)
-
-// ElectionTroubleAfter is how long an election may take before somebody is told.
-const ElectionTroubleAfter = 30 * time.Second
-
-// Rules are all incidents that there are, those that matter most first.
-var Rules = []Rule{
-	{Type: "Unreadable"},
-	{Type: "BreakerTripped"},
-	{Type: rc.RolloutTrouble},
-	{Type: rc.RolloutStuck},
-	{Type: rc.NodeLost},
-	{Type: rc.BooksDiffer},
-	{Type: rc.CrashLooping}, // three ends are lasting enough
-	{Type: "Unclaimed", After: 30 * time.Second},
-	{Type: ElectionTrouble, After: ElectionTroubleAfter},
-	{Type: PreparerGone, After: 10 * time.Second},
-	{Type: "Blocked", After: 10 * time.Second},
-	{Type: rc.SchedulerFailing, After: 10 * time.Second},
-	{Type: "InsufficientNodes", After: 10 * time.Second},
-	{Type: rc.Misplaced, After: 10 * time.Second},
-	{Type: rc.RolloutGone, After: 10 * time.Second},
-	{Type: "Holding", After: 5 * time.Minute},
-	{Type: rc.AwaitsStop, After: 5 * time.Minute},
-	{Type: NotConverged, After: 15 * time.Minute},
-	{Type: "Regressed", After: time.Hour},
-	{Type: GateHeld, After: time.Hour}, // an upgrade takes its time
-}
-
 // Input is what incidents follow from.
 type Input struct {
 	Before *rc.Status // as stored; nil: there is none
@@ -99,7 +51,7 @@ func Track(in Input) (incidents []rc.Incident, due time.Duration) {
 			known[next.Type] = true
 		}
 	}
-	for _, rule := range Rules {
+	for _, rule := range rc.Alerts {
 		reason, since, is := in.state(rule.Type)
 		if is && !known[rule.Type] {
 			incidents = append(incidents, rc.Incident{
@@ -179,7 +131,7 @@ func isDue(i rc.Incident, now time.Time) bool {
 
 // after returns how long an incident must last before it is told. Unknown ones are another version's: it tells of them, if it has not.
 func after(t rc.ConditionType) (wait time.Duration, known bool) {
-	for _, rule := range Rules {
+	for _, rule := range rc.Alerts {
 		if rule.Type == t {
 			return rule.After, true
 		}
@@ -193,10 +145,10 @@ func (in *Input) state(t rc.ConditionType) (reason string, since time.Time, is b
 	case rc.NodeLost: // the condition is about both
 		c, _ := condition(in.After, rc.NodeLost)
 		return c.Reason, in.Now, in.After.Lost > 0
-	case PreparerGone:
+	case rc.PreparerGone:
 		c, _ := condition(in.After, rc.NodeLost)
 		return c.Reason, in.Now, in.After.Unmanaged > 0
-	case NotConverged:
+	case rc.NotConverged:
 		c, found := condition(in.After, rc.Converged)
 		return c.Reason, c.Since, found && !c.True && !in.Quiet
 	default:

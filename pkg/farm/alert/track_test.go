@@ -33,7 +33,7 @@ func (o *owner) compute(quiet bool, unmanaged int, conds ...rc.ConditionType) *r
 	if o.stored != nil {
 		st.Conditions = slices.Clone(o.stored.Conditions)
 	}
-	for _, rule := range alert.Rules {
+	for _, rule := range rc.Alerts {
 		st.Conditions = rc.SetCondition(st.Conditions, rule.Type, slices.Contains(conds, rule.Type), "because", o.now)
 	}
 	st.Conditions = rc.SetCondition(st.Conditions, rc.Converged, slices.Contains(conds, rc.Converged), "waiting", o.now)
@@ -230,9 +230,9 @@ func TestIncidentsWithoutAConditionOfTheirName(t *testing.T) {
 		want      []rc.ConditionType
 	}{
 		"well":                      {conds: []rc.ConditionType{rc.Converged}},
-		"not converged":             {want: []rc.ConditionType{alert.NotConverged}},
+		"not converged":             {want: []rc.ConditionType{rc.NotConverged}},
 		"not converged, not wanted": {quiet: true},
-		"preparer gone":             {unmanaged: 1, conds: []rc.ConditionType{rc.Converged, rc.NodeLost}, want: []rc.ConditionType{alert.PreparerGone}},
+		"preparer gone":             {unmanaged: 1, conds: []rc.ConditionType{rc.Converged, rc.NodeLost}, want: []rc.ConditionType{rc.PreparerGone}},
 		"node gone":                 {conds: []rc.ConditionType{rc.Converged, rc.NodeLost}, want: []rc.ConditionType{rc.NodeLost}},
 	} {
 		o := newOwner(t)

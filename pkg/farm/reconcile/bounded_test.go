@@ -14,7 +14,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -47,7 +46,7 @@ func TestAStatusIsBounded(t *testing.T) {
 		}
 		if rapid.Bool().Draw(r, "there is a status") {
 			s.Previous = &rc.Status{RCID: "web"}
-			for _, rule := range alert.Rules {
+			for _, rule := range rc.Alerts {
 				s.Previous.Conditions = append(s.Previous.Conditions, rc.Condition{Type: rule.Type, True: true, Reason: message, Since: now})
 				s.Previous.Incidents = append(s.Previous.Incidents, rc.Incident{Key: "k", Type: rule.Type, Reason: message, Since: now})
 			}
@@ -90,12 +89,12 @@ func TestAFullStatusIsBounded(t *testing.T) {
 		Failing: slices.Repeat([]rc.PodFailure{{Pod: name + ".2147483647", Node: name, Reason: field.Cut(long, rc.MaxReason), Hopeless: true}}, rc.MaxFailing),
 	}
 	alone := statusBytes(t, &st)
-	for _, goal := range inspect.Goals { // all conditions, and Gone
-		if goal != inspect.Gone {
-			st.Conditions = rc.SetCondition(st.Conditions, rc.ConditionType(goal), true, long, now)
+	for _, k := range rc.Kinds {
+		if k.Severity != rc.NoCondition {
+			st.Conditions = rc.SetCondition(st.Conditions, k.Type, true, long, now)
 		}
 	}
-	for _, rule := range alert.Rules {
+	for _, rule := range rc.Alerts {
 		st.Incidents = append(st.Incidents, rc.Incident{
 			Key: rc.IncidentKey(name, rule.Type, now), Type: rule.Type, Reason: field.Cut(long, rc.MaxReason), Since: now, AlertedAt: &now, ResolvedAt: &now,
 		})

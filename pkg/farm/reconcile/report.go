@@ -24,7 +24,7 @@ func (c report) report() {
 	st := rc.Status{RCID: s.RC.ID, ObservedGeneration: s.RC.Generation, Desired: s.RC.Desired(), Owner: s.Owner}
 	if s.Previous != nil {
 		st.Conditions = slices.DeleteFunc(slices.Clone(s.Previous.Conditions), func(c rc.Condition) bool {
-			return !slices.Contains(rc.AllConditions, c.Type) // of another version; who cannot set one cannot end it
+			return rc.SeverityOf(c.Type) == rc.NoCondition // of another version; who cannot set one cannot end it
 		})
 		for i := range st.Conditions { // whoever wrote them
 			st.Conditions[i].Reason = field.Cut(st.Conditions[i].Reason, rc.MaxReason)
