@@ -11,9 +11,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A command is a function of its command line, of where it prints and, where it needs Consul, of a connection and of what it acts on.
-// onConn makes an action of such a function, and offline of one without Consul; the others here are onConn for a common kind of
-// arguments. What writes does it through conn.writing (write.go). There are no other levels.
+// A command is a function of its command line and of where it prints; one that needs Consul is a function of a conn, which has both, and of
+// what it acts on. onConn makes an action of such a function, and offline of one without Consul; the others here are onConn for a common
+// kind of arguments. What writes does it through conn.writing (write.go). There are no other levels.
 
 // stdio is where a command reads and prints.
 type stdio struct {
@@ -33,7 +33,7 @@ func offline(run func(*cli.Context, *stdio) error) cli.ActionFunc {
 
 // onConn is the action of a command that needs Consul: it reads its command line, then opens the store. What was written until an error is
 // told with it, and what is wrong with the token.
-func onConn[A any](read func(*cli.Context) (A, error), run func(*cli.Context, *stdio, *conn, A) error) cli.ActionFunc {
+func onConn[A any](read func(*cli.Context) (A, error), run func(*conn, A) error) cli.ActionFunc {
 	return func(c *cli.Context) error {
 		args, err := read(c)
 		if err != nil {
@@ -44,8 +44,7 @@ func onConn[A any](read func(*cli.Context) (A, error), run func(*cli.Context, *s
 			return err
 		}
 		defer s.close()
-		std := stdioOf(c)
-		if err = errors.Join(run(c, std, s, args), endOutput(std.out, std.err)); err == nil {
+		if err = errors.Join(run(s, args), endOutput(s.out, s.err)); err == nil {
 			return nil
 		}
 		trouble, token := s.consul.TokenTrouble(err)
@@ -54,29 +53,29 @@ func onConn[A any](read func(*cli.Context) (A, error), run func(*cli.Context, *s
 }
 
 // onList is the action of a command without arguments.
-func onList(run func(*cli.Context, *stdio, *conn) error) cli.ActionFunc {
-	return onConn(noArgs, func(c *cli.Context, std *stdio, s *conn, _ struct{}) error { return run(c, std, s) })
+func onList(run func(*conn) error) cli.ActionFunc {
+	return onConn(noArgs, func(s *conn, _ struct{}) error { return run(s) })
 }
 
 // onRC is the action of a command about the one controller it names.
-func onRC(run func(*cli.Context, *stdio, *conn, store.Rec[rc.RC]) error) cli.ActionFunc {
-	return onConn(rcRef.only, func(c *cli.Context, std *stdio, s *conn, ref string) error {
-		found, err := s.find(c, ref)
+func onRC(run func(*conn, store.Rec[rc.RC]) error) cli.ActionFunc {
+	return onConn(rcRef.only, func(s *conn, ref string) error {
+		found, err := s.find(ref)
 		if err != nil {
 			return err
 		}
-		return run(c, std, s, found)
+		return run(s, found)
 	})
 }
 
 // onService is the action of a command about the one service it names.
-func onService(run func(*cli.Context, *stdio, *conn, *record.Service) error) cli.ActionFunc {
-	return onConn(serviceName.only, func(c *cli.Context, std *stdio, s *conn, name string) error {
-		svc, err := s.service(c.Context, name)
+func onService(run func(*conn, *record.Service) error) cli.ActionFunc {
+	return onConn(serviceName.only, func(s *conn, name string) error {
+		svc, err := s.service(s.Context, name)
 		if err != nil {
 			return err
 		}
-		return run(c, std, s, svc)
+		return run(s, svc)
 	})
 }
 

@@ -84,9 +84,9 @@ func readCreate(c *cli.Context) (applyRequest, error) {
 	return w, err
 }
 
-func runApply(c *cli.Context, std *stdio, s *conn, w applyRequest) error {
-	std.warnOf(w.spec.Pod) // a group's manifest has the same ports and users
-	done, err := writeApply(c.Context, s, w)
+func runApply(s *conn, w applyRequest) error {
+	s.warnOf(w.spec.Pod) // a group's manifest has the same ports and users
+	done, err := writeApply(s.Context, s, w)
 	if err != nil {
 		return err
 	}
@@ -94,8 +94,8 @@ func runApply(c *cli.Context, std *stdio, s *conn, w applyRequest) error {
 	if done.what == "create" {
 		verb = "created"
 	}
-	printChange(std, done, verb)
-	return waitOrSay(c, std, s, &done)
+	printChange(s.stdio, done, verb)
+	return waitOrSay(s, &done)
 }
 
 // writeApply applies a document.
@@ -114,7 +114,7 @@ func writeApply(ctx context.Context, s *conn, w applyRequest) (done change, err 
 		case err != nil:
 			return err
 		case cur.rc != nil && w.create:
-			return cur.refuseCreate(s.flags.String("file"))
+			return cur.refuseCreate(s.String("file"))
 		}
 		if err := cur.readStored(ctx, s, digests); err != nil {
 			return err

@@ -82,21 +82,21 @@ func auditFilter(c *cli.Context, now time.Time) (f store.AuditFilter, err error)
 	return f, nil
 }
 
-func runAudit(c *cli.Context, std *stdio, s *conn, filter store.AuditFilter) error {
-	names, badRCs, err := s.allNames(c.Context)
+func runAudit(s *conn, filter store.AuditFilter) error {
+	names, badRCs, err := s.allNames(s.Context)
 	if err != nil {
 		return err
 	}
 	var ids []string // that --rc means
-	if ref := c.String("rc"); ref != "" {
-		if ids, err = s.idsOf(c, ref, names); err != nil {
+	if ref := s.String("rc"); ref != "" {
+		if ids, err = s.idsOf(ref, names); err != nil {
 			return err
 		}
 	}
 	if len(ids) == 1 {
 		filter.RCID = ids[0]
 	}
-	records, corrupt, err := s.ListAudit(c.Context, filter)
+	records, corrupt, err := s.ListAudit(s.Context, filter)
 	if err != nil {
 		return err
 	}
@@ -105,26 +105,26 @@ func runAudit(c *cli.Context, std *stdio, s *conn, filter store.AuditFilter) err
 	}
 	former := map[string]string{}
 	if slices.ContainsFunc(records, func(a store.Audit) bool { return a.RCID != "" && names[a.RCID] == "" }) {
-		if former, err = s.formerNames(c.Context, names); err != nil {
+		if former, err = s.formerNames(s.Context, names); err != nil {
 			return err
 		}
 	}
 	views := inspect.JoinAudit(records, names, former)
 	if len(views) == 0 {
-		if err := s.empty(c.Context, std.err); err != nil {
+		if err := s.empty(); err != nil {
 			return err
 		}
 	}
-	return std.print(c, views, append(corrupt, badRCs...), func(w io.Writer) error { return writeAudit(w, views) })
+	return s.print(views, append(corrupt, badRCs...), func(w io.Writer) error { return writeAudit(w, views) })
 }
 
 // idsOf returns which controllers --rc means: one with a record, or those without one that had that name or id. Local
 // services are among them.
-func (s *conn) idsOf(c *cli.Context, ref string, names map[string]string) ([]string, error) {
+func (s *conn) idsOf(ref string, names map[string]string) ([]string, error) {
 	if field.IsULID(rc.UnitOf(ref)) {
 		return []string{ref}, nil // its record may be gone
 	}
-	rec, missing := s.find(c, ref)
+	rec, missing := s.find(ref)
 	switch local := (pod.Identity{RCID: ref}).Local(); {
 	case missing == nil:
 		return []string{rec.Value.ID}, nil
@@ -133,7 +133,7 @@ func (s *conn) idsOf(c *cli.Context, ref string, names map[string]string) ([]str
 	case local:
 		return []string{ref}, nil
 	}
-	former, err := s.formerNames(c.Context, names)
+	former, err := s.formerNames(s.Context, names)
 	if err != nil {
 		return nil, err
 	}

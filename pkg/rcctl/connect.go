@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -24,11 +23,16 @@ import (
 // maxConns is how many connections one command may open.
 const maxConns = 4
 
-// conn is the store as one command sees it: what several commands look up has a method, what one command does is a function of its file.
+// flags is a command line. A conn embeds it by this name, so that its Context is the context.
+type flags = cli.Context
+
+// conn is one command that needs Consul: its command line, where it prints, and the store as it sees it. What several commands look up has a
+// method, what one command does is a function of its file.
 type conn struct {
+	*flags
+	*stdio
 	*store.Store
 	consul *consul.Client
-	flags  *cli.Context   // of the command
 	deeds  []inspect.Deed // what was written, and what may have been
 }
 
@@ -48,7 +52,7 @@ func connect(c *cli.Context) (*conn, error) {
 	}
 	s := store.New(client, keys)
 	s.Emulate(feature.Known.Emulated(app.Version))
-	return &conn{Store: s, consul: client, flags: c}, nil
+	return &conn{flags: c, stdio: stdioOf(c), Store: s, consul: client}, nil
 }
 
 // badFlagError is a value of a flag that a package refused by its own name for it.
@@ -62,10 +66,10 @@ func badFlagError(c *cli.Context, flag string, err error) error {
 
 // empty is asked when there is nothing to list. It tells a cluster that has nothing from a prefix where nothing was
 // ever written, which it notes, and from one that the token may not read, which is an error.
-func (s *conn) empty(ctx context.Context, stderr io.Writer) error {
-	_, err := s.Schema.Get(ctx, store.Default)
+func (s *conn) empty() error {
+	_, err := s.Schema.Get(s.Context, store.Default)
 	if errors.Is(err, store.ErrNotFound) {
-		fmt.Fprintf(stderr, "rcctl: nothing is stored below %s yet (--prefix)\n", s.Keys().Prefix())
+		fmt.Fprintf(s.err, "rcctl: nothing is stored below %s yet (--prefix)\n", s.Keys().Prefix())
 		return nil
 	}
 	return err
@@ -123,8 +127,8 @@ func (n noun) only(c *cli.Context) (string, error) { return onlyArg(c, n.what, n
 const idLength = 26
 
 // find finds the controller that REF means. It returns notFoundf, or a *usageError that lists the candidates.
-func (s *conn) find(c *cli.Context, ref string) (store.Rec[rc.RC], error) {
-	named, err := s.FindRC(c.Context, ref)
+func (s *conn) find(ref string) (store.Rec[rc.RC], error) {
+	named, err := s.FindRC(s.Context, ref)
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
 		return store.Rec[rc.RC]{}, err
 	}
@@ -132,7 +136,7 @@ func (s *conn) find(c *cli.Context, ref string) (store.Rec[rc.RC], error) {
 	if found && len(ref) < idLength {
 		return named, nil
 	}
-	ids, err := s.RCs.IDs(c.Context)
+	ids, err := s.RCs.IDs(s.Context)
 	if err != nil {
 		return store.Rec[rc.RC]{}, err
 	}
@@ -147,14 +151,14 @@ func (s *conn) find(c *cli.Context, ref string) (store.Rec[rc.RC], error) {
 	case 0:
 		return store.Rec[rc.RC]{}, notFoundf("no rc has the name or id %q; rcctl rc list shows all", ref)
 	case 1:
-		rec, err := s.RCs.Get(c.Context, store.Consistent, ids[0])
+		rec, err := s.RCs.Get(s.Context, store.Consistent, ids[0])
 		if err != nil {
 			return rec, fmt.Errorf("read rc %s: %w", ids[0], err)
 		}
 		return rec, nil
 	default:
-		return store.Rec[rc.RC]{}, ambiguous(c, "REF", ref, "what means one rc only, this means:", ids, func(id *string) string {
-			rec, err := s.RCs.Get(c.Context, store.Default, *id)
+		return store.Rec[rc.RC]{}, ambiguous(s.flags, "REF", ref, "what means one rc only, this means:", ids, func(id *string) string {
+			rec, err := s.RCs.Get(s.Context, store.Default, *id)
 			if err != nil {
 				rec.Value.Name = "(unreadable)"
 			}

@@ -34,31 +34,31 @@ Examples:
 	})
 }
 
-func runDelete(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
+func runDelete(s *conn, found store.Rec[rc.RC]) error {
 	now := time.Now()
-	done, err := s.changeRC(c.Context, found.Value.ID, func(ctx context.Context, r *rc.RC) (change, error) {
+	done, err := s.changeRC(s.Context, found.Value.ID, func(ctx context.Context, r *rc.RC) (change, error) {
 		svc, err := s.serviceOf(ctx, r)
 		if err != nil {
 			return change{}, err
 		}
-		return computeDelete(current{rc: r, service: svc}, c.Bool("force"), c.Bool("allow-mass-stop"), now)
+		return computeDelete(current{rc: r, service: svc}, s.Bool("force"), s.Bool("allow-mass-stop"), now)
 	})
 	if err != nil {
 		return err
 	}
 	switch {
 	case done.none:
-		fmt.Fprintf(std.out, "rc %s is already being deleted, since %s; nothing was written\n", done.rc.Name, done.rc.DeletedAt.Format(time.RFC3339))
+		fmt.Fprintf(s.out, "rc %s is already being deleted, since %s; nothing was written\n", done.rc.Name, done.rc.DeletedAt.Format(time.RFC3339))
 	case found.Value.DeletedAt != nil:
-		fmt.Fprintf(std.out, "rc %s is already being deleted, since %s; its pods may now stop at once (generation %d)\n",
+		fmt.Fprintf(s.out, "rc %s is already being deleted, since %s; its pods may now stop at once (generation %d)\n",
 			done.rc.Name, done.rc.DeletedAt.Format(time.RFC3339), done.rc.Generation)
 	default:
-		fmt.Fprintf(std.out, "rc %s marked for deletion (id %s, generation %d)\n", done.rc.Name, done.rc.ID, done.rc.Generation)
-		fmt.Fprintf(std.out, "next: its farm stops the pods, waits for their nodes to confirm, then removes the records\n")
+		fmt.Fprintf(s.out, "rc %s marked for deletion (id %s, generation %d)\n", done.rc.Name, done.rc.ID, done.rc.Generation)
+		fmt.Fprintf(s.out, "next: its farm stops the pods, waits for their nodes to confirm, then removes the records\n")
 	}
-	if c.Bool("wait") {
-		return waitGone(c.Context, std, s, done.rc, limitOf(c))
+	if s.Bool("wait") {
+		return waitGone(s.Context, s, done.rc, limitOf(s.flags))
 	}
-	fmt.Fprintf(std.out, "watch: rcctl pods --rc %s\n", done.rc.ID)
+	fmt.Fprintf(s.out, "watch: rcctl pods --rc %s\n", done.rc.ID)
 	return nil
 }

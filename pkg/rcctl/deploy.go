@@ -61,12 +61,12 @@ A document, with the fields that are used most; docs/deploying.md has all of the
 	})
 }
 
-func runDeploy(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) error {
-	_, all, err := planAll(c, std, s, specs)
+func runDeploy(s *conn, specs []*record.ServiceSpec) error {
+	_, all, err := planAll(s, specs)
 	if err != nil {
 		return err
 	}
-	return carryOut(c, std, s, all)
+	return carryOut(s, all)
 }
 
 // runFlags are those of the commands that start rollouts.
@@ -100,34 +100,34 @@ func mayRun(c *cli.Context) error {
 }
 
 // carryOut shows plans, asks, runs them one after the other and shows how they go.
-func carryOut(c *cli.Context, std *stdio, s *conn, all []*planned) error {
-	writePlans(std.out, all, coloured(std.out))
+func carryOut(s *conn, all []*planned) error {
+	writePlans(s.out, all, coloured(s.out))
 	if !anyChange(all) {
 		return nil
 	}
-	if !c.Bool("yes") {
-		if err := confirm(c.Context, std); err != nil {
+	if !s.Bool("yes") {
+		if err := confirm(s.Context, s.stdio); err != nil {
 			return err
 		}
 	}
-	if err := s.ensureSchema(c.Context); err != nil {
+	if err := s.ensureSchema(s.Context); err != nil {
 		return err
 	}
 	for _, p := range all {
-		if err := start(c.Context, std, s, p); err != nil {
+		if err := start(s.Context, s, p); err != nil {
 			return err
 		}
 	}
-	f := follower{std: std, s: s, limit: limitOf(c)}
+	f := follower{s: s, limit: limitOf(s.flags)}
 	f.until = time.Now().Add(f.limit)
 	var errs []error
 	for _, p := range all {
 		switch {
 		case p.plan.Empty():
-		case c.Bool("detach") || p.plan.Allows():
-			fmt.Fprintf(std.out, "next: %s\n", watches(&p.plan))
+		case s.Bool("detach") || p.plan.Allows():
+			fmt.Fprintf(s.out, "next: %s\n", watches(&p.plan))
 		default:
-			errs = append(errs, f.follow(c.Context, &p.plan))
+			errs = append(errs, f.follow(s.Context, &p.plan))
 		}
 	}
 	return errors.Join(errs...)
@@ -149,7 +149,6 @@ func watches(p *plan.Plan) string {
 
 // follower shows how plans are carried out that were written.
 type follower struct {
-	std   *stdio
 	s     *conn
 	limit time.Duration // from the first plan to the last
 	until time.Time
@@ -164,7 +163,7 @@ func (f *follower) follow(ctx context.Context, p *plan.Plan) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, left, fmt.Errorf("not done after %s", f.limit))
 	defer cancel()
 	if id := p.Rollout(); id != "" {
-		return followRollout(ctx, f.std, f.s, p.ServiceName, id)
+		return followRollout(ctx, f.s, p.ServiceName, id)
 	}
 	var errs []error
 	for _, r := range p.Changed() {
@@ -177,7 +176,7 @@ func (f *follower) follow(ctx context.Context, p *plan.Plan) error {
 // does not matter here. What is written stays, whatever ends the wait.
 func (f *follower) served(ctx context.Context, want rc.RC, limit time.Duration) error {
 	var halt halts
-	o, err := waitRC(ctx, f.std, f.s, want, limit, "converged", func(o inspect.Observation) (bool, error) {
+	o, err := waitRC(ctx, f.s, want, limit, "converged", func(o inspect.Observation) (bool, error) {
 		done, overtaken := inspect.Served(&want, o)
 		switch st := o.Status; {
 		case overtaken != "":
@@ -190,17 +189,17 @@ func (f *follower) served(ctx context.Context, want rc.RC, limit time.Duration) 
 			return false, waitEndedf("rc %s: the mass-stop breaker withholds stops; where they are meant, give the command again "+
 				"with --allow-mass-stop, then: rcctl farm resume", want.Name)
 		}
-		return false, halt.look(ctx, f.std, f.s, &want, inspect.Unblocked(o))
+		return false, halt.look(ctx, f.s, &want, inspect.Unblocked(o))
 	})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(f.std.out, "rc %s: %d of %d replicas available\n", want.Name, o.Status.Available, o.Status.Desired)
+	fmt.Fprintf(f.s.out, "rc %s: %d of %d replicas available\n", want.Name, o.Status.Available, o.Status.Desired)
 	return nil
 }
 
 // start writes one plan.
-func start(ctx context.Context, std *stdio, s *conn, p *planned) error {
+func start(ctx context.Context, s *conn, p *planned) error {
 	if p.plan.Empty() {
 		return nil
 	}
@@ -213,9 +212,9 @@ func start(ctx context.Context, std *stdio, s *conn, p *planned) error {
 	}
 	p.plan = done
 	if id := done.Rollout(); id != "" {
-		fmt.Fprintf(std.out, "service %s: rollout %s started\n", name, id)
+		fmt.Fprintf(s.out, "service %s: rollout %s started\n", name, id)
 	} else {
-		fmt.Fprintf(std.out, "service %s: changed\n", name)
+		fmt.Fprintf(s.out, "service %s: changed\n", name)
 	}
 	return nil
 }
@@ -261,8 +260,8 @@ Examples:
 	})
 }
 
-func runPlan(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) error {
-	d, all, err := planAll(c, std, s, specs)
+func runPlan(s *conn, specs []*record.ServiceSpec) error {
+	d, all, err := planAll(s, specs)
 	if err != nil {
 		return err
 	}
@@ -270,9 +269,9 @@ func runPlan(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) e
 	for i, p := range all {
 		views[i] = inspect.NewPlanView(&p.plan)
 	}
-	err = std.print(c, views, nil, func(w io.Writer) error { writePlans(w, all, coloured(w)); return nil })
-	if err == nil && c.IsSet("out") {
-		err = d.save(std, all)
+	err = s.print(views, nil, func(w io.Writer) error { writePlans(w, all, coloured(w)); return nil })
+	if err == nil && s.IsSet("out") {
+		err = d.save(all)
 	}
 	if err == nil && anyChange(all) {
 		return &codedError{code: exitChanges}

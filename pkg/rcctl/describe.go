@@ -34,17 +34,17 @@ Examples:
 	})
 }
 
-func runDescribe(c *cli.Context, std *stdio, s *conn, ref string) error {
-	view, err := s.findPod(c, ref)
+func runDescribe(s *conn, ref string) error {
+	view, err := s.findPod(ref)
 	if err != nil {
 		return err
 	}
-	records, corrupt, err := podRecords(c.Context, s, &view)
+	records, corrupt, err := podRecords(s.Context, s, &view)
 	if err != nil {
 		return err
 	}
 	d := inspect.Describe(&view, records)
-	return std.print(c, d, corrupt, func(w io.Writer) error { return writeDescription(w, &d, time.Now()) })
+	return s.print(d, corrupt, func(w io.Writer) error { return writeDescription(w, &d, time.Now()) })
 }
 
 // podRecords reads what the list of pods does not hold. Records that cannot be read are left out and returned.

@@ -41,18 +41,18 @@ Examples:
 
 // turning is the action of a command that disables or enables the controller it names.
 func turning(disabled bool) cli.ActionFunc {
-	return onRC(func(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
-		done, err := s.changeRC(c.Context, found.Value.ID, func(_ context.Context, r *rc.RC) (change, error) {
-			return computeDisable(*r, disabled, c.Bool("allow-mass-stop"))
+	return onRC(func(s *conn, found store.Rec[rc.RC]) error {
+		done, err := s.changeRC(s.Context, found.Value.ID, func(_ context.Context, r *rc.RC) (change, error) {
+			return computeDisable(*r, disabled, s.Bool("allow-mass-stop"))
 		})
 		if err != nil {
 			return err
 		}
-		printChange(std, done, map[bool]string{true: "disabled", false: "enabled"}[disabled])
+		printChange(s.stdio, done, map[bool]string{true: "disabled", false: "enabled"}[disabled])
 		if !disabled {
-			return waitOrSay(c, std, s, &done)
+			return waitOrSay(s, &done)
 		}
-		fmt.Fprintf(std.out, "back: rcctl rc enable %s\n", done.rc.Name)
+		fmt.Fprintf(s.out, "back: rcctl rc enable %s\n", done.rc.Name)
 		return nil
 	})
 }

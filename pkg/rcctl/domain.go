@@ -35,17 +35,17 @@ Examples:
 	})
 }
 
-func runDomainShow(c *cli.Context, std *stdio, s *conn) error {
-	rec, err := s.PresentSettings(c.Context)
+func runDomainShow(s *conn) error {
+	rec, err := s.PresentSettings(s.Context)
 	if err != nil {
 		return fmt.Errorf("read the cluster's domain: %w", err)
 	}
-	deployed, corrupt, err := s.Deployments.ListDeployed(c.Context)
+	deployed, corrupt, err := s.Deployments.ListDeployed(s.Context)
 	if err != nil {
 		return err
 	}
 	v := inspect.NewDomainView(rec.Value, deployed)
-	return std.print(c, v, corrupt, func(w io.Writer) error {
+	return s.print(v, corrupt, func(w io.Writer) error {
 		line := "no domain: services get no host name, unless their documents name one; " +
 			"set one: rcctl domain set apps.example"
 		if v.Domain != "" {
@@ -119,14 +119,14 @@ the document names one.
 
 Examples:
   rcctl domain unset`,
-		Action: onList(func(c *cli.Context, std *stdio, s *conn) error { return runDomainSet(c, std, s, "") }),
+		Action: onList(func(s *conn) error { return runDomainSet(s, "") }),
 	})
 }
 
-func runDomainSet(c *cli.Context, std *stdio, s *conn, domain string) error {
+func runDomainSet(s *conn, domain string) error {
 	var was string
 	same := false
-	err := s.writing(c.Context, maxTries, func(ctx context.Context, by string) error {
+	err := s.writing(s.Context, maxTries, func(ctx context.Context, by string) error {
 		if err := s.ensureSchema(ctx); err != nil {
 			return err
 		}
@@ -151,12 +151,12 @@ func runDomainSet(c *cli.Context, std *stdio, s *conn, domain string) error {
 	case err != nil:
 		return fmt.Errorf("set the domain: %w", err)
 	case same && domain == "":
-		fmt.Fprintln(std.out, "there is no domain; nothing was written")
+		fmt.Fprintln(s.out, "there is no domain; nothing was written")
 	case same:
-		fmt.Fprintf(std.out, "the domain is %s already; nothing was written\n", domain)
+		fmt.Fprintf(s.out, "the domain is %s already; nothing was written\n", domain)
 	default:
-		fmt.Fprintf(std.out, "the domain is %s; it was %s\n", cmp.Or(domain, noHost), clean(was))
-		fmt.Fprintln(std.out, "services take it at their next deploy, "+
+		fmt.Fprintf(s.out, "the domain is %s; it was %s\n", cmp.Or(domain, noHost), clean(was))
+		fmt.Fprintln(s.out, "services take it at their next deploy, "+
 			"which replaces the pods of those with another host name: rcctl domain show")
 	}
 	return nil

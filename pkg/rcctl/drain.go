@@ -57,31 +57,31 @@ func readDrain(c *cli.Context) (want wantedDrain, err error) {
 	return want, nil
 }
 
-func runDrain(c *cli.Context, std *stdio, s *conn, want wantedDrain) error {
-	change, err := changeNode(c.Context, s, want.name, func(ops node.Ops) (nodeChange, error) {
+func runDrain(s *conn, want wantedDrain) error {
+	change, err := changeNode(s.Context, s, want.name, func(ops node.Ops) (nodeChange, error) {
 		done, ok := computeDrain(ops, want)
 		if !ok {
-			return done, badFlag(c, "--force", "true", "together with --deadline, which says when pods that cannot be moved are stopped")
+			return done, badFlag(s.flags, "--force", "true", "together with --deadline, which says when pods that cannot be moved are stopped")
 		}
 		return done, nil
 	})
 	if err != nil {
 		return err
 	}
-	printNodeChange(std, want.name, "draining", change)
-	held, err := volumesOn(c.Context, s, want.name)
+	printNodeChange(s.stdio, want.name, "draining", change)
+	held, err := volumesOn(s.Context, s, want.name)
 	if err != nil {
-		std.caution(fmt.Sprintf("which pods have volumes on %s could not be read: %v", want.name, err))
+		s.caution(fmt.Sprintf("which pods have volumes on %s could not be read: %v", want.name, err))
 	}
 	for _, warning := range held.warnings(want.name, change.ops.Drain.Force) {
-		std.caution(warning)
+		s.caution(warning)
 	}
-	if c.Bool("wait") {
-		return waitFor(c.Context, std, pending{
+	if s.Bool("wait") {
+		return waitFor(s.Context, s.stdio, pending{
 			subject: "node " + want.name, written: "the drain is written", goal: "drained", hint: "rcctl pods --node " + want.name, done: "node " + want.name + " is drained",
-		}, limitOf(c), (&draining{s: s, node: want.name}).look)
+		}, limitOf(s.flags), (&draining{s: s, node: want.name}).look)
 	}
-	fmt.Fprintf(std.out, "watch: rcctl pods --node %s\n", want.name)
+	fmt.Fprintf(s.out, "watch: rcctl pods --node %s\n", want.name)
 	return nil
 }
 

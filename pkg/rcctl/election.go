@@ -30,15 +30,15 @@ Examples:
 	})
 }
 
-func runElectionList(c *cli.Context, std *stdio, s *conn) error {
-	names, err := election.List(c.Context, s.consul, s.Keys().Prefix())
+func runElectionList(s *conn) error {
+	names, err := election.List(s.Context, s.consul, s.Keys().Prefix())
 	if err != nil {
 		return err
 	}
 	views := []inspect.ElectionView{}
 	var corrupt []error
 	for _, name := range names {
-		state, err := election.Read(c.Context, s.consul, s.Keys().Prefix(), name)
+		state, err := election.Read(s.Context, s.consul, s.Keys().Prefix(), name)
 		if errors.Is(err, consul.ErrNotFound) {
 			continue // removed meanwhile
 		}
@@ -48,7 +48,7 @@ func runElectionList(c *cli.Context, std *stdio, s *conn) error {
 		views, corrupt = append(views, viewOf(state)), append(corrupt, state.Lease.Corrupt...)
 	}
 	tb := table{header: []string{"NAME", "LEADER", "CANDIDATES", "STRATEGY", "CONDITIONS"}, paint: -1}
-	return printTable(c, std, views, corrupt, "no elections below "+s.Keys().Prefix(), tb, func(v *inspect.ElectionView) []string {
+	return printTable(s, views, corrupt, "no elections below "+s.Keys().Prefix(), tb, func(v *inspect.ElectionView) []string {
 		return []string{v.Name, v.Who(), fmt.Sprint(len(v.Candidates)), v.Strategy, v.Says()}
 	})
 }
@@ -77,13 +77,13 @@ Examples:
 	})
 }
 
-func runElectionShow(c *cli.Context, std *stdio, s *conn, name string) error {
-	state, err := s.election(c.Context, name)
+func runElectionShow(s *conn, name string) error {
+	state, err := s.election(s.Context, name)
 	if err != nil {
 		return err
 	}
 	v := viewOf(state)
-	return std.print(c, v, state.Lease.Corrupt, func(w io.Writer) error {
+	return s.print(v, state.Lease.Corrupt, func(w io.Writer) error {
 		for _, line := range v.Story() {
 			fmt.Fprintln(w, clean(line))
 		}
@@ -123,16 +123,16 @@ Examples:
 	})
 }
 
-func runElectionYield(c *cli.Context, std *stdio, s *conn, name string) error {
+func runElectionYield(s *conn, name string) error {
 	var leader string
-	_, err := changeElection(c.Context, s, name, "election-yield", func(state *election.State, by string) (ops []consul.Op, line string, err error) {
+	_, err := changeElection(s.Context, s, name, "election-yield", func(state *election.State, by string) (ops []consul.Op, line string, err error) {
 		ops, leader, err = state.Yield(by)
 		return ops, fmt.Sprintf("election %s: leader %s gives way", name, leader), err
 	})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(std.out, "%s was asked to give way; rcctl election show %s says who leads\n", clean(leader), name)
+	fmt.Fprintf(s.out, "%s was asked to give way; rcctl election show %s says who leads\n", clean(leader), name)
 	return nil
 }
 
@@ -172,9 +172,9 @@ func readPin(c *cli.Context) (p pinning, err error) {
 	return p, err
 }
 
-func runElectionPin(c *cli.Context, std *stdio, s *conn, p pinning) error {
+func runElectionPin(s *conn, p pinning) error {
 	before := ""
-	changed, err := changeElection(c.Context, s, p.name, "election-pin", func(state *election.State, by string) (ops []consul.Op, line string, err error) {
+	changed, err := changeElection(s.Context, s, p.name, "election-pin", func(state *election.State, by string) (ops []consul.Op, line string, err error) {
 		before = state.Lease.Round.Pin
 		if p.id == before {
 			return nil, "", nil
@@ -190,9 +190,9 @@ func runElectionPin(c *cli.Context, std *stdio, s *conn, p pinning) error {
 	case err != nil:
 		return err
 	case !changed:
-		fmt.Fprintf(std.out, "election %s unchanged (pinned: %s); nothing was written\n", p.name, orNone(p.id, p.id != ""))
+		fmt.Fprintf(s.out, "election %s unchanged (pinned: %s); nothing was written\n", p.name, orNone(p.id, p.id != ""))
 	default:
-		fmt.Fprintf(std.out, "election %s\n  pin: %s -> %s\n", p.name, clean(orNone(before, before != "")), orNone(p.id, p.id != ""))
+		fmt.Fprintf(s.out, "election %s\n  pin: %s -> %s\n", p.name, clean(orNone(before, before != "")), orNone(p.id, p.id != ""))
 	}
 	return nil
 }

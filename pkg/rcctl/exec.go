@@ -52,21 +52,21 @@ func readExec(c *cli.Context) (ref string, err error) {
 	return ref, nil
 }
 
-func runExec(c *cli.Context, std *stdio, s *conn, ref string) error {
-	target, client, err := preparerOf(c, std, s, ref)
+func runExec(s *conn, ref string) error {
+	target, client, err := preparerOf(s, ref)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
 	var stdin io.Reader
-	if c.Bool("stdin") {
-		stdin = std.in
+	if s.Bool("stdin") {
+		stdin = s.in
 	}
-	ended, err := client.Exec(c.Context, target.Identity(), c.String("launchable"), c.Args().Tail(), stdin, bytesTo(c, std.out), bytesTo(c, std.err))
+	ended, err := client.Exec(s.Context, target.Identity(), s.String("launchable"), s.Args().Tail(), stdin, bytesTo(s.flags, s.out), bytesTo(s.flags, s.err))
 	switch {
 	case err == nil:
 		return exitOf(client, ended)
-	case c.Context.Err() != nil:
+	case s.Context.Err() != nil:
 		return &codedError{code: 128 + int(unix.SIGINT), text: "interrupted; the command is ended"}
 	default:
 		return nodeError(client, err)

@@ -34,13 +34,13 @@ Examples:
 	})
 }
 
-func runExplain(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
-	sit, corrupt, err := situationOf(c.Context, s, &found.Value)
+func runExplain(s *conn, found store.Rec[rc.RC]) error {
+	sit, corrupt, err := situationOf(s.Context, s, &found.Value)
 	if err != nil {
 		return err
 	}
 	e := inspect.Explain(sit)
-	return std.print(c, e, corrupt, func(w io.Writer) error {
+	return s.print(e, corrupt, func(w io.Writer) error {
 		fmt.Fprintf(w, "rc %s (%s)\n%s\n", e.Name, e.RCID, e.Summary)
 		for i, c := range e.Causes {
 			fmt.Fprintf(w, "\n%d. %s\n", i+1, clean(c.What))

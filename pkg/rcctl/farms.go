@@ -41,32 +41,32 @@ Examples:
 	})
 }
 
-func runFarms(c *cli.Context, std *stdio, s *conn) error {
-	members, corrupt, err := s.Farms.List(c.Context, store.Default)
+func runFarms(s *conn) error {
+	members, corrupt, err := s.Farms.List(s.Context, store.Default)
 	if err != nil {
 		return err
 	}
-	owners, err := s.LockOwners(c.Context)
+	owners, err := s.LockOwners(s.Context)
 	if err != nil {
 		return err
 	}
-	ids, err := s.RCs.IDs(c.Context)
+	ids, err := s.RCs.IDs(s.Context)
 	if err != nil {
 		return err
 	}
 	var names map[string]string
-	if c.String("output") != formats[0] { // else the keys of the records are enough
+	if s.String("output") != formats[0] { // else the keys of the records are enough
 		var bad []error
-		if names, bad, err = s.allNames(c.Context); err != nil {
+		if names, bad, err = s.allNames(s.Context); err != nil {
 			return err
 		}
 		corrupt = append(corrupt, bad...)
 	}
-	heard, _, err := s.HeardOf(c.Context)
+	heard, _, err := s.HeardOf(s.Context)
 	if err != nil {
 		return err
 	}
-	leader, err := s.farmLeader(c.Context)
+	leader, err := s.farmLeader(s.Context)
 	if err != nil {
 		return err
 	}
@@ -76,25 +76,25 @@ func runFarms(c *cli.Context, std *stdio, s *conn) error {
 		views[i].Hearing, views[i].Untold = inspect.HearingOf(heard, views[i].ID, true, now), heard[views[i].ID].Untold
 	}
 	tb := table{header: []string{"ID", "HEARD", "LEADS", "OWNED", "VERSION", "EMULATES", "ADDRESS", "SELECTOR"}, paint: -1}
-	wide := c.String("output") == wideFormat
+	wide := s.String("output") == wideFormat
 	if wide {
 		tb.header = append(tb.header, "RCS")
 	}
-	err = printList(c, std, s, views, corrupt, "no farms; start one: farm --id farm-1", tb, func(v *inspect.FarmView) []string { return farmRow(v, now, wide) })
+	err = printList(s, views, corrupt, "no farms; start one: farm --id farm-1", tb, func(v *inspect.FarmView) []string { return farmRow(v, now, wide) })
 	for i := range views {
-		noteSilent(std, "farm "+views[i].ID, views[i].Hearing, now)
-		noteUntold(std, &views[i], now)
+		noteSilent(s.stdio, "farm "+views[i].ID, views[i].Hearing, now)
+		noteUntold(s.stdio, &views[i], now)
 	}
 	if len(views) > 0 {
-		gate, gateErr := s.gateView(c)
+		gate, gateErr := s.gateView()
 		if waits := gate.Waiting(); waits != "" {
-			fmt.Fprintf(std.err, "rcctl: %s; rcctl farm gate shows them\n", clean(waits))
+			fmt.Fprintf(s.err, "rcctl: %s; rcctl farm gate shows them\n", clean(waits))
 		}
 		err = errors.Join(err, gateErr)
 	}
-	err = errors.Join(err, noteWitnesses(c.Context, std, s, now))
+	err = errors.Join(err, noteWitnesses(s.Context, s, now))
 	if free > 0 {
-		fmt.Fprintf(std.err, "rcctl: %d of %d rcs have no owner; rcctl rc list shows which are Unclaimed\n", free, len(ids))
+		fmt.Fprintf(s.err, "rcctl: %d of %d rcs have no owner; rcctl rc list shows which are Unclaimed\n", free, len(ids))
 	}
 	return err
 }
@@ -113,7 +113,7 @@ func (s *conn) farmLeader(ctx context.Context) (string, error) {
 }
 
 // noteWitnesses says which nodes say that the store went back in time, and what follows from that.
-func noteWitnesses(ctx context.Context, std *stdio, s *conn, now time.Time) error {
+func noteWitnesses(ctx context.Context, s *conn, now time.Time) error {
 	schema, err := s.Schema.Get(ctx, store.Default)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil
@@ -139,7 +139,7 @@ func noteWitnesses(ctx context.Context, std *stdio, s *conn, now time.Time) erro
 	known := now.Sub(schema.Value.CreatedAt)
 	w := store.WitnessesOf(schema.Value, views, now, known)
 	for _, line := range inspect.WitnessLines(&schema.Value, &w, now) {
-		fmt.Fprintln(std.err, "rcctl: "+clean(line))
+		fmt.Fprintln(s.err, "rcctl: "+clean(line))
 	}
 	return nil
 }
@@ -192,9 +192,9 @@ Examples:
 	})
 }
 
-func runResume(c *cli.Context, std *stdio, s *conn) error {
+func runResume(s *conn) error {
 	var line string // what changed; empty: it is not tripped
-	err := s.writing(c.Context, maxTries, func(ctx context.Context, by string) error {
+	err := s.writing(s.Context, maxTries, func(ctx context.Context, by string) error {
 		rec, err := s.Breaker.Get(ctx, store.Consistent)
 		switch {
 		case errors.Is(err, store.ErrNotFound):
@@ -219,9 +219,9 @@ func runResume(c *cli.Context, std *stdio, s *conn) error {
 	case err != nil:
 		return err
 	case line == "":
-		fmt.Fprintln(std.out, "the breaker is not tripped; nothing was written")
+		fmt.Fprintln(s.out, "the breaker is not tripped; nothing was written")
 	default:
-		fmt.Fprintf(std.out, "the farms may stop pods again\n  %s\n", clean(line))
+		fmt.Fprintf(s.out, "the farms may stop pods again\n  %s\n", clean(line))
 	}
 	return nil
 }
@@ -243,15 +243,15 @@ Examples:
 	})
 }
 
-func runReleaseHold(c *cli.Context, std *stdio, s *conn, name string) error {
-	schema, err := s.Schema.Get(c.Context, store.Default)
+func runReleaseHold(s *conn, name string) error {
+	schema, err := s.Schema.Get(s.Context, store.Default)
 	if errors.Is(err, store.ErrNotFound) {
 		return refusedf("there is no cluster below %s; a farm makes one when it runs; nothing was written", s.Keys().Prefix())
 	}
 	if err != nil {
 		return fmt.Errorf("read the cluster's record: %w", err)
 	}
-	waits, why, err := waitsFor(c, s, name, schema.Value.Epoch)
+	waits, why, err := waitsFor(s, name, schema.Value.Epoch)
 	if err != nil {
 		return err
 	}
@@ -259,7 +259,7 @@ func runReleaseHold(c *cli.Context, std *stdio, s *conn, name string) error {
 		return refusedf("no farm waits for node %s: %s; nothing was written", name, why)
 	}
 	var change nodeChange
-	err = s.writing(c.Context, maxNodeTries, func(ctx context.Context, by string) error {
+	err = s.writing(s.Context, maxNodeTries, func(ctx context.Context, by string) error {
 		ops, err := s.NodeOps.Get(ctx, store.Consistent, name)
 		if errors.Is(err, store.ErrNotFound) { // its preparer may not be able to write its record, either
 			ops.Value.Name, err = name, nil
@@ -273,21 +273,21 @@ func runReleaseHold(c *cli.Context, std *stdio, s *conn, name string) error {
 		return commitNode(ctx, s, &change, ops.Index, nil, by)
 	})
 	if err == nil {
-		printNodeChange(std, name, "is not waited for any more", change)
+		printNodeChange(s.stdio, name, "is not waited for any more", change)
 	}
 	return err
 }
 
 // waitsFor reports whether farms wait for a node under an epoch, and if not, why.
-func waitsFor(c *cli.Context, s *conn, name, epoch string) (waits bool, why string, err error) {
-	passing, err := s.Passing(c.Context)
+func waitsFor(s *conn, name, epoch string) (waits bool, why string, err error) {
+	passing, err := s.Passing(s.Context)
 	if err != nil {
 		return false, "", fmt.Errorf("read which preparers pass: %w", err)
 	}
 	if !slices.Contains(passing, name) {
 		return false, "no preparer of that name passes in Consul's catalog", nil
 	}
-	rec, complete, err := s.NodeOrphans(c.Context, name)
+	rec, complete, err := s.NodeOrphans(s.Context, name)
 	switch {
 	case errors.Is(err, store.ErrNotFound), isCorrupt(err):
 		return true, "", nil // it cannot even write its record

@@ -51,31 +51,31 @@ func onePlacedPod(c *cli.Context) (string, error) {
 	})
 }
 
-func runForget(c *cli.Context, std *stdio, s *conn, name string) error {
-	target, err := findCopy(c, s, name)
+func runForget(s *conn, name string) error {
+	target, err := findCopy(s, name)
 	if err != nil {
 		return err
 	}
-	index, locked, err := s.NodeLock(c.Context, target.node)
+	index, locked, err := s.NodeLock(s.Context, target.node)
 	switch {
 	case err != nil:
 		return fmt.Errorf("read node %s: %w", target.node, err)
 	case locked:
 		return refusedf("pod %s: the preparer of node %s lives and can stop it; to move it away: rcctl node drain %s; nothing was written", target.name, target.node, target.node)
 	}
-	if !c.Bool("i-am-sure") {
-		if err := refuseOrdered(c.Context, s, target); err != nil {
+	if !s.Bool("i-am-sure") {
+		if err := refuseOrdered(s.Context, s, target); err != nil {
 			return err
 		}
 	}
 	r := store.Request{ID: store.NewID(), RCID: target.RCID, Kind: store.ForgetPod, Node: target.node, Pod: target.Identity, NodeIndex: index}
-	if err := leaveRequest(c.Context, s, r, fmt.Sprintf("forget %s on %s", target.name, target.node)); err != nil {
+	if err := leaveRequest(s.Context, s, r, fmt.Sprintf("forget %s on %s", target.name, target.node)); err != nil {
 		return err
 	}
-	if c.Bool("wait") {
-		return waitAnswered(c.Context, std, s, target, r.ID, "forgotten", limitOf(c), nil)
+	if s.Bool("wait") {
+		return waitAnswered(s.Context, s, target, r.ID, "forgotten", limitOf(s.flags), nil)
 	}
-	fmt.Fprintf(std.out, "asked the owner of rc %s to forget %s on %s\nwatch: rcctl pods --rc %s\n", target.RCID, target.name, target.node, target.RCID)
+	fmt.Fprintf(s.out, "asked the owner of rc %s to forget %s on %s\nwatch: rcctl pods --rc %s\n", target.RCID, target.name, target.node, target.RCID)
 	return nil
 }
 
@@ -95,13 +95,13 @@ func refuseOrdered(ctx context.Context, s *conn, target copyOf) error {
 
 // findCopy finds the copy that the command line means. It returns notFoundf, or a *usageError that lists the
 // candidates.
-func findCopy(c *cli.Context, s *conn, name string) (copyOf, error) {
-	_, rcID, _, err := s.rcNames(c)
+func findCopy(s *conn, name string) (copyOf, error) {
+	_, rcID, _, err := s.rcNames()
 	if err != nil {
 		return copyOf{}, err
 	}
-	node := c.String("node")
-	found, err := copiesOf(c.Context, s, rcID, func(there copyOf) bool { return there.name == name && (node == "" || there.node == node) })
+	node := s.String("node")
+	found, err := copiesOf(s.Context, s, rcID, func(there copyOf) bool { return there.name == name && (node == "" || there.node == node) })
 	switch {
 	case err != nil:
 		return copyOf{}, err
@@ -110,7 +110,7 @@ func findCopy(c *cli.Context, s *conn, name string) (copyOf, error) {
 	case len(found) == 1:
 		return found[0], nil
 	}
-	return copyOf{}, ambiguousPod(c, name, found, func(f *copyOf) string { return fmt.Sprintf("%s on %s, rc %s", f.name, f.node, f.RCID) })
+	return copyOf{}, ambiguousPod(s.flags, name, found, func(f *copyOf) string { return fmt.Sprintf("%s on %s, rc %s", f.name, f.node, f.RCID) })
 }
 
 // copiesOf returns every copy that a node has, or may still have: where a pod is placed and where its former copies are. They are of one
@@ -139,10 +139,10 @@ func copiesOf(ctx context.Context, s *conn, rcID string, keep func(copyOf) bool)
 // waitAnswered waits until a request about a copy is answered; goal is what the copy is then. It is refused when the
 // request was void. A request may also be gone without an answer, after a restore: holds, where given, tells.
 func waitAnswered(
-	ctx context.Context, std *stdio, s *conn, target copyOf, request, goal string, limit time.Duration, holds func(context.Context) error,
+	ctx context.Context, s *conn, target copyOf, request, goal string, limit time.Duration, holds func(context.Context) error,
 ) error {
 	since := time.Now().Add(-time.Minute) // the clocks of farms may be behind
-	return waitFor(ctx, std, pending{
+	return waitFor(ctx, s.stdio, pending{
 		subject: "pod " + target.name, written: "the request is written", goal: goal, hint: "rcctl pods --rc " + target.RCID,
 		done: fmt.Sprintf("%s on %s is %s", target.name, target.node, goal),
 	}, limit, func(ctx context.Context) (string, bool, error) {
@@ -208,45 +208,45 @@ type deadNode struct {
 	local   string // its own services, with how many replicas had room there; empty: none
 }
 
-func runForgetNode(c *cli.Context, std *stdio, s *conn, name string) error {
-	dead, err := findDead(c.Context, s, name)
+func runForgetNode(s *conn, name string) error {
+	dead, err := findDead(s.Context, s, name)
 	if err != nil {
 		return err
 	}
 	verb := "forgetting"
-	if c.Bool("dry-run") {
+	if s.Bool("dry-run") {
 		verb = "would forget"
 	}
 	for _, there := range dead.copies {
-		fmt.Fprintf(std.out, "%s %s (rc %s)\n", verb, there.name, there.RCID)
+		fmt.Fprintf(s.out, "%s %s (rc %s)\n", verb, there.name, there.RCID)
 	}
 	if dead.orphans > 0 {
-		fmt.Fprintf(std.err, "rcctl: node %s: it ran %s without an intent when it was last heard of\n", name, field.Count(dead.orphans, "pod"))
+		fmt.Fprintf(s.err, "rcctl: node %s: it ran %s without an intent when it was last heard of\n", name, field.Count(dead.orphans, "pod"))
 	}
 	if dead.local != "" {
-		fmt.Fprintf(std.err, "rcctl: node %s: it ran services of its own, which no farm places elsewhere: %s\n", name, dead.local)
+		fmt.Fprintf(s.err, "rcctl: node %s: it ran services of its own, which no farm places elsewhere: %s\n", name, dead.local)
 	}
-	if c.Bool("dry-run") {
-		fmt.Fprintf(std.out, "would remove node %s; nothing was written\n", name)
+	if s.Bool("dry-run") {
+		fmt.Fprintf(s.out, "would remove node %s; nothing was written\n", name)
 		if dead.agent != "" {
-			fmt.Fprintf(std.err, "rcctl: node %s: %s: it takes --force\n", name, dead.agent)
+			fmt.Fprintf(s.err, "rcctl: node %s: %s: it takes --force\n", name, dead.agent)
 		}
 		if dead.ordered != "" {
-			fmt.Fprintf(std.err, "rcctl: node %s: pods of ordered groups may run there: %s; it takes --i-am-sure\n", name, dead.ordered)
+			fmt.Fprintf(s.err, "rcctl: node %s: pods of ordered groups may run there: %s; it takes --i-am-sure\n", name, dead.ordered)
 		}
 		return nil
 	}
-	if dead.agent != "" && !c.Bool("force") {
+	if dead.agent != "" && !s.Bool("force") {
 		return refusedf("node %s: %s; is the machine gone? Then add --force; nothing was written", name, dead.agent)
 	}
-	if dead.ordered != "" && !c.Bool("i-am-sure") {
+	if dead.ordered != "" && !s.Bool("i-am-sure") {
 		return refusedf("node %s: pods of ordered groups may run there: %s; their indices are placed again once they are forgotten: if they run still, or again when that machine is back, there are two; if they do not: add --i-am-sure; nothing was written", name, dead.ordered)
 	}
-	open, err := askForgets(c.Context, s, dead)
+	open, err := askForgets(s.Context, s, dead)
 	if err != nil {
 		return err
 	}
-	return waitNodeForgotten(c.Context, std, s, dead, open, limitOf(c))
+	return waitNodeForgotten(s.Context, s, dead, open, limitOf(s.flags))
 }
 
 // findDead reads what there is of a node that nobody holds. Its error says where there is nothing, and where its
@@ -406,8 +406,8 @@ func cameBack(name string) error {
 
 // waitNodeForgotten waits until every request is answered, and removes what is left of the node. It is refused where the node
 // came back.
-func waitNodeForgotten(ctx context.Context, std *stdio, s *conn, d deadNode, open []store.Request, limit time.Duration) error {
-	return waitFor(ctx, std, pending{
+func waitNodeForgotten(ctx context.Context, s *conn, d deadNode, open []store.Request, limit time.Duration) error {
+	return waitFor(ctx, s.stdio, pending{
 		subject: "node " + d.name, written: "the requests are written", goal: "forgotten", hint: "rcctl node forget " + d.name + " --dry-run",
 		done: fmt.Sprintf("node %s is forgotten, with %s", d.name, field.Count(len(d.copies), "pod")),
 	}, limit, func(ctx context.Context) (string, bool, error) {

@@ -27,12 +27,12 @@ Examples:
 	})
 }
 
-func runGate(c *cli.Context, std *stdio, s *conn) error {
-	v, err := s.gateView(c)
+func runGate(s *conn) error {
+	v, err := s.gateView()
 	if err != nil {
 		return err
 	}
-	return std.print(c, v, nil, func(w io.Writer) error {
+	return s.print(v, nil, func(w io.Writer) error {
 		line := "gate " + v.Version
 		if v.By != "" {
 			line += fmt.Sprintf(", by %s at %s", v.By, v.At.UTC().Format(time.RFC3339))
@@ -59,12 +59,12 @@ func runGate(c *cli.Context, std *stdio, s *conn) error {
 }
 
 // gateView reads the gate, and who lives.
-func (s *conn) gateView(c *cli.Context) (inspect.GateView, error) {
-	gate, err := s.PresentGate(c.Context)
+func (s *conn) gateView() (inspect.GateView, error) {
+	gate, err := s.PresentGate(s.Context)
 	if err != nil {
 		return inspect.GateView{}, fmt.Errorf("read the version gate: %w", err)
 	}
-	living, err := s.Writers(c.Context)
+	living, err := s.Writers(s.Context)
 	if err != nil {
 		return inspect.GateView{}, fmt.Errorf("read who lives: %w", err)
 	}

@@ -34,36 +34,36 @@ Examples:
 	})
 }
 
-func runGet(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
+func runGet(s *conn, found store.Rec[rc.RC]) error {
 	r := &found.Value
-	o, err := s.observe(c.Context, r.ID)
+	o, err := s.observe(s.Context, r.ID)
 	if err != nil {
 		return err
 	}
 	view := inspect.NewRCView(r, o.Status, o.Farms)
-	m, err := s.Manifest(c.Context, r.ManifestDigest)
+	m, err := s.Manifest(s.Context, r.ManifestDigest)
 	switch {
 	case err == nil:
 		view.Manifest = m
 	case errors.Is(err, store.ErrNotFound), isCorrupt(err):
-		fmt.Fprintf(std.err, "rcctl: the manifest of rc %s is missing or unreadable (%v); applying the document again restores it\n", r.Name, err)
+		fmt.Fprintf(s.err, "rcctl: the manifest of rc %s is missing or unreadable (%v); applying the document again restores it\n", r.Name, err)
 	default:
 		return fmt.Errorf("read manifest of rc %s: %w", r.Name, err)
 	}
-	if c.String("output") == "yaml" {
+	if s.String("output") == "yaml" {
 		shown := inspect.NewRCDocument(r, &view)
 		text, err := shown.Text()
 		if err != nil {
 			return err
 		}
-		_, err = std.out.Write(text)
+		_, err = s.out.Write(text)
 		return err
 	}
-	rollout, err := s.rolloutText(c.Context, r)
+	rollout, err := s.rolloutText(s.Context, r)
 	if err != nil {
 		return err
 	}
-	return std.print(c, view, nil, func(w io.Writer) error {
+	return s.print(view, nil, func(w io.Writer) error {
 		return writeRC(w, view, rollout, inspect.NewStatusView(r, o.Status, o.Farms), coloured(w), time.Now())
 	})
 }
@@ -194,21 +194,21 @@ func listCommand() *cli.Command {
 	})
 }
 
-func runList(c *cli.Context, std *stdio, s *conn) error {
-	recs, corrupt, err := s.RCs.List(c.Context, store.Default)
+func runList(s *conn) error {
+	recs, corrupt, err := s.RCs.List(s.Context, store.Default)
 	if err != nil {
 		return err
 	}
-	found, corruptStatus, err := s.Statuses.List(c.Context, store.Default)
+	found, corruptStatus, err := s.Statuses.List(s.Context, store.Default)
 	if err != nil {
 		return err
 	}
-	farms, err := s.farms(c.Context)
+	farms, err := s.farms(s.Context)
 	if err != nil {
 		return err
 	}
-	views := inspect.Selected(inspect.JoinRCs(recs, found, farms), selectorOf(c), func(v *inspect.RCView) map[string]string { return v.Labels })
-	return printList(c, std, s, views, append(corrupt, corruptStatus...), none("rcs", c.IsSet("selector"), "create one: rcctl apply -f rc.yaml"),
+	views := inspect.Selected(inspect.JoinRCs(recs, found, farms), selectorOf(s.flags), func(v *inspect.RCView) map[string]string { return v.Labels })
+	return printList(s, views, append(corrupt, corruptStatus...), none("rcs", s.IsSet("selector"), "create one: rcctl apply -f rc.yaml"),
 		table{header: []string{"NAME", "ID", "AVAILABLE", "STATE", "GEN", "MANIFEST"}, paint: 3, colourOf: rcColour}, func(v *inspect.RCView) []string {
 			available := "-"
 			if v.Status != nil {

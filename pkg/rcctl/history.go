@@ -36,13 +36,13 @@ Examples:
 // maxReason bounds a reason in a table, in columns.
 const maxReason = 60
 
-func runHistory(c *cli.Context, std *stdio, s *conn, svc *record.Service) error {
+func runHistory(s *conn, svc *record.Service) error {
 	views := make([]inspect.HistoryView, 0, len(svc.History))
 	for _, e := range slices.Backward(svc.History) {
 		views = append(views, inspect.NewHistoryView(svc, &e))
 	}
 	tb := table{header: []string{"REVISION", "OUTCOME", "MANIFEST", "REPLICAS", "BY", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
-	err := printList(c, std, s, views, nil, "no revisions", tb, func(v *inspect.HistoryView) []string {
+	err := printList(s, views, nil, "no revisions", tb, func(v *inspect.HistoryView) []string {
 		revision := fmt.Sprint(v.Revision)
 		if v.InEffect {
 			revision += " *"
@@ -52,7 +52,7 @@ func runHistory(c *cli.Context, std *stdio, s *conn, svc *record.Service) error 
 			inspect.Age(time.Now(), v.At), excerpt(v.Reason, maxReason),
 		}
 	})
-	if err != nil || c.String("output") != formats[0] {
+	if err != nil || s.String("output") != formats[0] {
 		return err
 	}
 	for _, why := range []struct {
@@ -60,7 +60,7 @@ func runHistory(c *cli.Context, std *stdio, s *conn, svc *record.Service) error 
 		text  string
 	}{{rollout.Failed, "failed"}, {rollout.Aborted, "was aborted"}} {
 		if v := field.Find(views, func(v *inspect.HistoryView) bool { return v.Outcome == string(why.state) }); v != nil {
-			fmt.Fprintf(std.out, "why %d %s: %s\n", v.Revision, why.text, clean(v.Reason))
+			fmt.Fprintf(s.out, "why %d %s: %s\n", v.Revision, why.text, clean(v.Reason))
 		}
 	}
 	return nil
@@ -133,8 +133,8 @@ func readRollback(c *cli.Context) (to wayBack, err error) {
 	return to, err
 }
 
-func runRollback(c *cli.Context, std *stdio, s *conn, to wayBack) error {
-	return redeploy(c, std, s, to.service, "rollback", func(svc *record.Service, d *deployer) (*record.ServiceSpec, error) {
+func runRollback(s *conn, to wayBack) error {
+	return redeploy(s, to.service, "rollback", func(svc *record.Service, d *deployer) (*record.ServiceSpec, error) {
 		if name := to.service; svc.Rollout != nil {
 			return nil, refusedf("service %s: a rollout is under way; take it back: rcctl rollout rollback %s, or wait: rcctl rollout status %s -w; nothing was written", name, name, name)
 		}
@@ -143,8 +143,8 @@ func runRollback(c *cli.Context, std *stdio, s *conn, to wayBack) error {
 			return nil, err
 		}
 		d.rolling.Rollback = true
-		d.about = fmt.Sprintf("back to the document of revision %d", e.Revision) + clean(s.comesBack(c.Context, &e.Spec))
-		return goingBackTo(c, svc, e), nil
+		d.about = fmt.Sprintf("back to the document of revision %d", e.Revision) + clean(s.comesBack(s.Context, &e.Spec))
+		return goingBackTo(s.flags, svc, e), nil
 	})
 }
 
@@ -192,29 +192,27 @@ func runDiff(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	return onService(func(c *cli.Context, std *stdio, _ *conn, svc *record.Service) error {
-		return diffRevisions(c, std, svc, rev)
-	})(c)
+	return onService(func(s *conn, svc *record.Service) error { return diffRevisions(s, svc, rev) })(c)
 }
 
-func diffRevisions(c *cli.Context, std *stdio, svc *record.Service, rev int64) error {
+func diffRevisions(s *conn, svc *record.Service, rev int64) error {
 	e, err := entry(svc, rev)
 	if err != nil {
 		return err
 	}
 	effect := svc.InEffect()
-	change := plan.EvalSpecChange(&effect.Spec, goingBackTo(c, svc, e))
-	fmt.Fprintf(std.out, "service %s: revision %d -> document of revision %d: %s\n", svc.Deployed.Service, effect.Revision, e.Revision, change.Kind)
+	change := plan.EvalSpecChange(&effect.Spec, goingBackTo(s.flags, svc, e))
+	fmt.Fprintf(s.out, "service %s: revision %d -> document of revision %d: %s\n", svc.Deployed.Service, effect.Revision, e.Revision, change.Kind)
 	for _, f := range change.Fields {
-		fmt.Fprintf(std.out, "  %s  (%s)\n", clean(forTerminal(f.String())), f.Why)
+		fmt.Fprintf(s.out, "  %s  (%s)\n", clean(forTerminal(f.String())), f.Why)
 	}
 	return nil
 }
 
 // dryRun shows what applying the document of a controller would change. exitChanges says that something would.
-func dryRun(c *cli.Context, std *stdio, s *conn, spec *rc.Spec) error {
-	std.warnOf(spec.Pod)
-	cur, _, err := readCurrent(c.Context, s, spec.Name)
+func dryRun(s *conn, spec *rc.Spec) error {
+	s.warnOf(spec.Pod)
+	cur, _, err := readCurrent(s.Context, s, spec.Name)
 	if err != nil {
 		return err
 	}
@@ -222,23 +220,23 @@ func dryRun(c *cli.Context, std *stdio, s *conn, spec *rc.Spec) error {
 	if err != nil {
 		return err
 	}
-	if err := cur.readStored(c.Context, s, digests); err != nil {
+	if err := cur.readStored(s.Context, s, digests); err != nil {
 		return err
 	}
-	done, err := computeApply(applyRequest{spec: spec, massStop: c.Bool("allow-mass-stop")}, cur, "")
+	done, err := computeApply(applyRequest{spec: spec, massStop: s.Bool("allow-mass-stop")}, cur, "")
 	switch {
 	case err != nil:
 		return err
 	case done.none:
-		fmt.Fprintf(std.out, "rc %s: unchanged\n", done.rc.Name)
+		fmt.Fprintf(s.out, "rc %s: unchanged\n", done.rc.Name)
 		return nil
 	case cur.rc == nil:
-		fmt.Fprintf(std.out, "rc %s: would be created\n", done.rc.Name)
+		fmt.Fprintf(s.out, "rc %s: would be created\n", done.rc.Name)
 	default:
-		fmt.Fprintf(std.out, "rc %s: would change from generation %d to %d\n", done.rc.Name, cur.rc.Generation, done.rc.Generation)
+		fmt.Fprintf(s.out, "rc %s: would change from generation %d to %d\n", done.rc.Name, cur.rc.Generation, done.rc.Generation)
 	}
 	for _, line := range done.lines {
-		fmt.Fprintln(std.out, "  "+clean(forTerminal(line)))
+		fmt.Fprintln(s.out, "  "+clean(forTerminal(line)))
 	}
 	return &codedError{code: exitChanges}
 }

@@ -133,50 +133,50 @@ type labelled struct {
 	show string // the command that shows what was done to it
 }
 
-func runLabel(c *cli.Context, std *stdio, s *conn, args labelArgs) error {
-	target, err := findLabelled(c, s, args)
+func runLabel(s *conn, args labelArgs) error {
+	target, err := findLabelled(s, args)
 	if err != nil {
 		return err
 	}
 	if !args.changes() {
-		return showLabels(c, std, s, target)
+		return showLabels(s, target)
 	}
-	done, err := changeLabels(c.Context, s, target, args)
+	done, err := changeLabels(s.Context, s, target, args)
 	switch {
 	case err != nil:
 		return err
 	case len(done.Lines) == 0:
-		fmt.Fprintf(std.out, "%s %s unchanged; nothing was written\n", target.of.Kind, target.name)
+		fmt.Fprintf(s.out, "%s %s unchanged; nothing was written\n", target.of.Kind, target.name)
 		return nil
 	case target.of.Kind != labels.KindPod:
-		fmt.Fprintf(std.out, "%s %s labelled\n", target.of.Kind, target.name)
-		printLines(std.out, done.Lines)
+		fmt.Fprintf(s.out, "%s %s labelled\n", target.of.Kind, target.name)
+		printLines(s.out, done.Lines)
 		return nil
 	}
-	fmt.Fprintf(std.out, "asked the owner of rc %s to label %s on %s\n", target.of.Pod.RCID, target.name, done.Node)
-	printLines(std.out, done.Lines)
-	if c.Bool("wait") {
+	fmt.Fprintf(s.out, "asked the owner of rc %s to label %s on %s\n", target.of.Pod.RCID, target.name, done.Node)
+	printLines(s.out, done.Lines)
+	if s.Bool("wait") {
 		there := copyOf{Identity: target.of.Pod, name: target.name, node: done.Node}
-		return waitAnswered(c.Context, std, s, there, done.Request, "labelled", limitOf(c), func(ctx context.Context) error {
+		return waitAnswered(s.Context, s, there, done.Request, "labelled", limitOf(s.flags), func(ctx context.Context) error {
 			return s.isLabelled(ctx, target, args)
 		})
 	}
-	fmt.Fprintf(std.out, "watch: rcctl label pod %s\n", target.name)
+	fmt.Fprintf(s.out, "watch: rcctl label pod %s\n", target.name)
 	return nil
 }
 
 // findLabelled finds the object that the command line means.
-func findLabelled(c *cli.Context, s *conn, args labelArgs) (labelled, error) {
+func findLabelled(s *conn, args labelArgs) (labelled, error) {
 	switch args.kind {
 	case labels.KindNode:
 		return labelled{args.name, labels.NodeObject(args.name), "rcctl audit --node " + args.name}, nil
 	case labels.KindRC:
-		found, err := s.find(c, args.name)
+		found, err := s.find(args.name)
 		id := found.Value.ID
 		return labelled{found.Value.Name, labels.RCObject(id), "rcctl audit --rc " + id}, err
 	default:
 	}
-	view, err := s.findPod(c, args.name)
+	view, err := s.findPod(args.name)
 	if err != nil {
 		return labelled{}, err
 	}
@@ -258,8 +258,8 @@ type labelView struct {
 	Waiting []string `json:"waiting,omitempty"`
 }
 
-func showLabels(c *cli.Context, std *stdio, s *conn, t labelled) error {
-	found, err := labels.NewApplicator(s.Store, "").GetLabels(c.Context, t.of)
+func showLabels(s *conn, t labelled) error {
+	found, err := labels.NewApplicator(s.Store, "").GetLabels(s.Context, t.of)
 	if err != nil {
 		return t.asError(err)
 	}
@@ -267,7 +267,7 @@ func showLabels(c *cli.Context, std *stdio, s *conn, t labelled) error {
 	if t.of.Kind == labels.KindRC {
 		v.RCID = t.of.Name
 	}
-	return std.print(c, v, nil, func(w io.Writer) error {
+	return s.print(v, nil, func(w io.Writer) error {
 		tb := table{header: []string{"KEY", "VALUE", "FROM"}, paint: -1}
 		for _, key := range slices.Sorted(maps.Keys(v.Labels)) {
 			tb.rows = append(tb.rows, []string{key, v.Labels[key], v.from(key)})

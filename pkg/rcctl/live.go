@@ -84,7 +84,7 @@ func (l *live) say(w io.Writer, line string) {
 }
 
 // ended shows how a rollout ended. What a terminal shows is brought up to that; elsewhere the end of the log of a pod that failed follows.
-func (l *live) ended(ctx context.Context, std *stdio, s *conn, state rollout.State) {
+func (l *live) ended(ctx context.Context, s *conn, state rollout.State) {
 	v := l.last
 	if v == nil {
 		return
@@ -94,7 +94,7 @@ func (l *live) ended(ctx context.Context, std *stdio, s *conn, state rollout.Sta
 	}
 	if !l.terminal {
 		for _, line := range v.Tail {
-			fmt.Fprintln(std.err, clean(line))
+			fmt.Fprintln(s.err, clean(line))
 		}
 		return
 	}
@@ -109,14 +109,14 @@ func (l *live) ended(ctx context.Context, std *stdio, s *conn, state rollout.Sta
 
 // followRollout shows a rollout until it ends. It returns waitEndedf where that is not as it was meant, where its way
 // back is stuck, or where ctx ends first.
-func followRollout(ctx context.Context, std *stdio, s *conn, service, id string) error {
+func followRollout(ctx context.Context, s *conn, service, id string) error {
 	client := &deploy.Client{Store: s.Store}
-	show := live{out: std.out, terminal: terminal(std.out)}
+	show := live{out: s.out, terminal: terminal(s.out)}
 	for connError := ""; ; {
 		end, err := client.Ended(ctx, service, id)
 		if err == nil && end != nil {
-			show.ended(ctx, std, s, end.State)
-			return rolloutEnded(std, end.State, end.Reason, service)
+			show.ended(ctx, s, end.State)
+			return rolloutEnded(s.stdio, end.State, end.Reason, service)
 		}
 		if err == nil {
 			var v *inspect.RolloutView
@@ -133,14 +133,14 @@ func followRollout(ctx context.Context, std *stdio, s *conn, service, id string)
 		}
 		if err != nil && ctx.Err() == nil && err.Error() != connError {
 			connError = err.Error()
-			show.say(std.err, fmt.Sprintf("rcctl: rollout of %s: %s", service, connError))
+			show.say(s.err, fmt.Sprintf("rcctl: rollout of %s: %s", service, connError))
 		}
 		if err := rest(ctx, pollEvery); err != nil {
 			if errors.Is(err, errInterrupted) {
 				err = errors.New("detached")
 			}
 			if show.terminal {
-				fmt.Fprintln(std.out) // behind the ^C
+				fmt.Fprintln(s.out) // behind the ^C
 			}
 			return waitEndedf("rollout of %s: %v; %s", service, err, goesOn(service))
 		}

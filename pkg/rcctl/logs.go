@@ -78,17 +78,17 @@ func readLogs(c *cli.Context) (want wantedLogs, err error) {
 	}
 }
 
-func runLogs(c *cli.Context, std *stdio, s *conn, want wantedLogs) error {
+func runLogs(s *conn, want wantedLogs) error {
 	if want.ref == "" {
-		return runSelectedLogs(c, std, s, want.LogOptions)
+		return runSelectedLogs(s, want.LogOptions)
 	}
-	target, client, err := preparerOf(c, std, s, want.ref)
+	target, client, err := preparerOf(s, want.ref)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	return showLog(c.Context, client, target.Identity(), want.LogOptions, func(log io.Reader) error {
-		_, err := io.Copy(bytesTo(c, std.out), log)
+	return showLog(s.Context, client, target.Identity(), want.LogOptions, func(log io.Reader) error {
+		_, err := io.Copy(bytesTo(s.flags, s.out), log)
 		return err
 	})
 }
@@ -129,22 +129,22 @@ type selectedPod struct {
 
 // runSelectedLogs shows the logs of the pods that -l selects: one after the other or, followed, all at once. What cannot be shown of one
 // is said on standard error, and does not keep the others back.
-func runSelectedLogs(c *cli.Context, std *stdio, s *conn, options nodeapi.LogOptions) error {
-	pods, err := selectPods(c, std, s, options.Follow)
+func runSelectedLogs(s *conn, options nodeapi.LogOptions) error {
+	pods, err := selectPods(s, options.Follow)
 	if err != nil {
 		return err
 	}
-	lines := logLines{out: bytesTo(c, std.out), err: std.err}
+	lines := logLines{out: bytesTo(s.flags, s.out), err: s.err}
 	show := func(p *selectedPod) {
 		err := p.err
 		if err == nil {
-			err = showLog(c.Context, p.client, p.pod.Identity(), options, func(log io.Reader) error { return lines.copy(p.label, log) })
+			err = showLog(s.Context, p.client, p.pod.Identity(), options, func(log io.Reader) error { return lines.copy(p.label, log) })
 		}
 		lines.failed(p.label, err)
 	}
 	var all sync.WaitGroup
 	for i := range pods {
-		if c.Context.Err() != nil {
+		if s.Context.Err() != nil {
 			break
 		}
 		if options.Follow {
@@ -166,14 +166,14 @@ func runSelectedLogs(c *cli.Context, std *stdio, s *conn, options nodeapi.LogOpt
 }
 
 // selectPods finds the pods that the command line selects, and how to ask their nodes.
-func selectPods(c *cli.Context, std *stdio, s *conn, follow bool) ([]selectedPod, error) {
+func selectPods(s *conn, follow bool) ([]selectedPod, error) {
 	defer s.close()
-	views, bad, err := s.podViews(c)
+	views, bad, err := s.podViews()
 	if err != nil {
 		return nil, err
 	}
-	if err := std.warn(bad); err != nil {
-		fmt.Fprintln(std.err, "rcctl: these are the logs of the pods that can be read")
+	if err := s.warn(bad); err != nil {
+		fmt.Fprintln(s.err, "rcctl: these are the logs of the pods that can be read")
 	}
 	switch {
 	case len(views) == 0:
@@ -186,7 +186,7 @@ func selectPods(c *cli.Context, std *stdio, s *conn, follow bool) ([]selectedPod
 	for i, label := range inspect.LogLabels(views) {
 		node := views[i].Node
 		if clients[node] == nil && failed[node] == nil {
-			clients[node], failed[node] = nodeClient(c.Context, std, s, node)
+			clients[node], failed[node] = nodeClient(s.Context, s, node)
 		}
 		pods[i] = selectedPod{label: label, pod: views[i], client: clients[node], err: failed[node]}
 	}

@@ -71,10 +71,10 @@ func commitNode(ctx context.Context, s *conn, c *nodeChange, index uint64, reser
 
 // onNode is the action of a command that changes the one node it names.
 func onNode(done string, compute func(node.Ops) nodeChange) cli.ActionFunc {
-	return onConn(nodeName.only, func(c *cli.Context, std *stdio, s *conn, name string) error {
-		change, err := changeNode(c.Context, s, name, func(ops node.Ops) (nodeChange, error) { return compute(ops), nil })
+	return onConn(nodeName.only, func(s *conn, name string) error {
+		change, err := changeNode(s.Context, s, name, func(ops node.Ops) (nodeChange, error) { return compute(ops), nil })
 		if err == nil {
-			printNodeChange(std, name, done, change)
+			printNodeChange(s.stdio, name, done, change)
 		}
 		return err
 	})

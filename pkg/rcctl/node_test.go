@@ -217,11 +217,11 @@ func TestFollow(t *testing.T) {
 			removeRecord(t, s, s.Keys().Statuses.Key(r.ID))
 			putRecord(t, s, s.Keys().RCs.Key(r.ID), rcText(r))
 			var out, errs syncBuffer
-			tl := &stdio{out: &out, err: &errs}
+			s.stdio = &stdio{out: &out, err: &errs}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			ended := make(chan error, 1)
-			go func() { ended <- followRC(ctx, tl, s, &r, watching{until: tt.until}) }()
+			go func() { ended <- followRC(ctx, s, &r, watching{until: tt.until}) }()
 			consultest.Eventually(t, 20*time.Second, func() error {
 				if out.String() == "" {
 					return errors.New("nothing shown yet")
@@ -229,7 +229,7 @@ func TestFollow(t *testing.T) {
 				return nil
 			})
 			tt.act(cancel)
-			if code := tl.report(<-ended); code != tt.code {
+			if code := s.report(<-ended); code != tt.code {
 				t.Errorf("exit code %d, want %d", code, tt.code)
 			}
 			text := out.String() + errs.String()

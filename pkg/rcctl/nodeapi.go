@@ -10,8 +10,6 @@ import (
 	"net"
 	"net/http"
 
-	"github.com/urfave/cli/v2"
-
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
@@ -20,16 +18,16 @@ import (
 
 // preparerOf finds the copy of a pod that the command line means, and a client of its node's preparer. The connections to Consul are
 // closed: what follows may take long.
-func preparerOf(c *cli.Context, std *stdio, s *conn, ref string) (target inspect.PodView, client *nodeapi.Client, err error) {
+func preparerOf(s *conn, ref string) (target inspect.PodView, client *nodeapi.Client, err error) {
 	defer s.close()
-	if target, err = s.findPod(c, ref); err == nil {
-		client, err = nodeClient(c.Context, std, s, target.Node)
+	if target, err = s.findPod(ref); err == nil {
+		client, err = nodeClient(s.Context, s, target.Node)
 	}
 	return target, client, err
 }
 
 // recordOf reads where a node is. Without a leader it may be what Consul knew before: whoever looks after a node then has no better, and the node itself says whose it is.
-func recordOf(ctx context.Context, std *stdio, s *conn, name string) (store.Rec[node.Node], error) {
+func recordOf(ctx context.Context, s *conn, name string) (store.Rec[node.Node], error) {
 	rec, err := s.Nodes.Get(ctx, store.Consistent, name)
 	if err == nil || errors.Is(err, store.ErrNotFound) || ctx.Err() != nil {
 		return rec, err
@@ -38,13 +36,13 @@ func recordOf(ctx context.Context, std *stdio, s *conn, name string) (store.Rec[
 	if staleErr != nil {
 		return rec, err
 	}
-	fmt.Fprintf(std.err, "rcctl: the record of node %s may be old: %v\n", name, err)
+	fmt.Fprintf(s.err, "rcctl: the record of node %s may be old: %v\n", name, err)
 	return stale, nil
 }
 
 // nodeClient returns a client of the preparer of a node.
-func nodeClient(ctx context.Context, std *stdio, s *conn, name string) (*nodeapi.Client, error) {
-	rec, err := recordOf(ctx, std, s, name)
+func nodeClient(ctx context.Context, s *conn, name string) (*nodeapi.Client, error) {
+	rec, err := recordOf(ctx, s, name)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return nil, notFoundf("node %s has no record; rcctl nodes shows all", name)
@@ -58,21 +56,21 @@ func nodeClient(ctx context.Context, std *stdio, s *conn, name string) (*nodeapi
 		return nil, fmt.Errorf("node %s: %w", name, err)
 	}
 	var token string
-	if dir := s.flags.String("node-token-dir"); dir != "" && target.Socket() == "" {
+	if dir := s.String("node-token-dir"); dir != "" && target.Socket() == "" {
 		if token, err = nodeapi.ReadTokenOf(dir, name); err != nil {
 			return nil, badFlag(s.flags, "--node-token-dir", dir, fmt.Sprintf("a directory with a file %q that can be read and holds the token of that node's preparer, which is one word", name))
 		}
 	}
-	roots, err := nodeapi.Roots(s.flags.String("node-ca"))
+	roots, err := nodeapi.Roots(s.String("node-ca"))
 	if err != nil {
-		return nil, badFlag(s.flags, "--node-ca", s.flags.String("node-ca"), "a file of certificates in PEM that can be read")
+		return nil, badFlag(s.flags, "--node-ca", s.String("node-ca"), "a file of certificates in PEM that can be read")
 	}
 	// The record says where, and whoever may write it must not be given what opens the node.
 	if token != "" && target.InClear() {
 		return nil, refusedf("the token of node %s would go to %s in clear, and to whoever listens there: give its preparer --api-tls-cert; nothing was sent", name, target.Host())
 	}
 	if rec.Session == "" {
-		fmt.Fprintf(std.err, "rcctl: the preparer of node %s does not hold its record: it may not run\n", name)
+		fmt.Fprintf(s.err, "rcctl: the preparer of node %s does not hold its record: it may not run\n", name)
 	}
 	return nodeapi.NewClient(name, target, token, roots), nil
 }

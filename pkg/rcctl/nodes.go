@@ -41,49 +41,49 @@ Examples:
 	})
 }
 
-func runNodes(c *cli.Context, std *stdio, s *conn) error {
-	recs, corrupt, err := s.Nodes.List(c.Context, store.Default)
+func runNodes(s *conn) error {
+	recs, corrupt, err := s.Nodes.List(s.Context, store.Default)
 	if err != nil {
 		return err
 	}
-	ops, badOps, err := s.NodeOps.List(c.Context, store.Default)
+	ops, badOps, err := s.NodeOps.List(s.Context, store.Default)
 	if err != nil {
 		return err
 	}
-	taken, badTaken, err := s.ListReservations(c.Context)
+	taken, badTaken, err := s.ListReservations(s.Context)
 	if err != nil {
 		return err
 	}
-	farms, heard, err := s.HeardOf(c.Context)
+	farms, heard, err := s.HeardOf(s.Context)
 	if err != nil {
 		return err
 	}
-	views := inspect.Selected(inspect.JoinNodes(recs, values(ops), taken), selectorOf(c), func(v *inspect.NodeView) map[string]string { return v.Labels })
+	views := inspect.Selected(inspect.JoinNodes(recs, values(ops), taken), selectorOf(s.flags), func(v *inspect.NodeView) map[string]string { return v.Labels })
 	now := time.Now()
 	for i := range views {
 		views[i].Hearing = inspect.HearingOf(heard, views[i].Name, views[i].Alive, now)
 	}
 	inspect.AddUntold(views, farms)
-	losses, badPods, err := s.losses(c.Context, recs)
+	losses, badPods, err := s.losses(s.Context, recs)
 	if err != nil {
 		return err
 	}
 	inspect.AddLosses(views, losses)
-	none := none("nodes", c.IsSet("selector"), "start a preparer on each machine")
+	none := none("nodes", s.IsSet("selector"), "start a preparer on each machine")
 	tb := table{
 		header: []string{"NAME", "ALIVE", "HEARD", "OPEN", "ADDRESS", "SLOTS", "ORPHANS", "ISOLATION", "CONSUL", "INTENTS", "VERSION", "LABELS"},
 		paint:  1, colourOf: func(alive string) colour { return map[bool]colour{true: green, false: red}[alive == "yes"] },
 	}
 	row := func(v *inspect.NodeView) []string { return nodeRow(v, now) }
-	if c.String("output") == wideFormat {
+	if s.String("output") == wideFormat {
 		tb.header = []string{"NAME", "ALIVE", "OPEN", "PODS", "FREE", "CPU", "FREE", "MEMORY", "FREE", "PORTS", "FREE", "IN USE"}
 		row = usageRow
 	}
-	err = printList(c, std, s, views, slices.Concat(corrupt, badOps, badTaken, badPods), none, tb, row)
+	err = printList(s, views, slices.Concat(corrupt, badOps, badTaken, badPods), none, tb, row)
 	for i := range views {
-		noteSilent(std, "the preparer of node "+views[i].Name, views[i].Hearing, now)
+		noteSilent(s.stdio, "the preparer of node "+views[i].Name, views[i].Hearing, now)
 		if views[i].Alive && views[i].SupervisorSilent {
-			fmt.Fprintf(std.err, "rcctl: the supervisor of node %s does not answer: nothing is started or stopped there (runbook, A supervisor that does not answer)\n", views[i].Name)
+			fmt.Fprintf(s.err, "rcctl: the supervisor of node %s does not answer: nothing is started or stopped there (runbook, A supervisor that does not answer)\n", views[i].Name)
 		}
 	}
 	return err

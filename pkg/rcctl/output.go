@@ -44,11 +44,11 @@ func formatFlag(allowed ...string) cli.Flag {
 
 // print writes a view in the format that the command line asks for, and says what could not be read. table is called for the formats
 // "table" and "wide" only.
-func (std *stdio) print(c *cli.Context, view any, corrupt []error, table func(io.Writer) error) error {
-	if err := std.write(c.String("output"), view, table); err != nil {
+func (s *conn) print(view any, corrupt []error, table func(io.Writer) error) error {
+	if err := s.write(s.String("output"), view, table); err != nil {
 		return err
 	}
-	return std.warn(corrupt)
+	return s.warn(corrupt)
 }
 
 func (std *stdio) write(format string, view any, table func(io.Writer) error) error {
@@ -176,19 +176,19 @@ func (std *stdio) warn(corrupt []error) error {
 }
 
 // printList is printTable for what there is of a cluster.
-func printList[V any](c *cli.Context, std *stdio, s *conn, views []V, corrupt []error, none string, tb table, row func(*V) []string) error {
+func printList[V any](s *conn, views []V, corrupt []error, none string, tb table, row func(*V) []string) error {
 	if len(views) == 0 {
-		if err := s.empty(c.Context, std.err); err != nil {
+		if err := s.empty(); err != nil {
 			return err
 		}
 	}
-	return printTable(c, std, views, corrupt, none, tb, row)
+	return printTable(s, views, corrupt, none, tb, row)
 }
 
 // printTable prints what a command lists in the format that the command line asks for, and says what could not be read. none is the line of
 // an empty table, and row makes the cells of any other below the header of tb.
-func printTable[V any](c *cli.Context, std *stdio, views []V, corrupt []error, none string, tb table, row func(*V) []string) error {
-	return std.print(c, views, corrupt, func(w io.Writer) error {
+func printTable[V any](s *conn, views []V, corrupt []error, none string, tb table, row func(*V) []string) error {
+	return s.print(views, corrupt, func(w io.Writer) error {
 		if len(views) == 0 {
 			_, err := fmt.Fprintln(w, none)
 			return err

@@ -78,12 +78,12 @@ func readPlace(c *cli.Context) (*rc.Spec, error) {
 	})
 }
 
-func runPlace(c *cli.Context, std *stdio, s *conn, spec *rc.Spec) error {
-	placements, corrupt, err := s.placementsOf(c, spec.Name)
+func runPlace(s *conn, spec *rc.Spec) error {
+	placements, corrupt, err := s.placementsOf(spec.Name)
 	if err != nil {
 		return err
 	}
-	state, bad, err := deploy.State(c.Context, s.Store)
+	state, bad, err := deploy.State(s.Context, s.Store)
 	if err != nil {
 		return err
 	}
@@ -91,20 +91,20 @@ func runPlace(c *cli.Context, std *stdio, s *conn, spec *rc.Spec) error {
 	if err != nil {
 		return err
 	}
-	return std.print(c, view, append(corrupt, bad...), func(w io.Writer) error {
-		return writePlacing(w, &view, c.String("output") == wideFormat)
+	return s.print(view, append(corrupt, bad...), func(w io.Writer) error {
+		return writePlacing(w, &view, s.String("output") == wideFormat)
 	})
 }
 
 // placementsOf returns the pods that a controller of this name has, or the present revision of the service.
-func (s *conn) placementsOf(c *cli.Context, name string) ([]pod.Placement, []error, error) {
+func (s *conn) placementsOf(name string) ([]pod.Placement, []error, error) {
 	id := ""
-	if found, err := s.FindRC(c.Context, name); err == nil {
+	if found, err := s.FindRC(s.Context, name); err == nil {
 		id = found.Value.ID
 	} else if !errors.Is(err, store.ErrNotFound) {
 		return nil, nil, err
 	}
-	if svc, err := s.Deployments.Service(c.Context, name); err == nil {
+	if svc, err := s.Deployments.Service(s.Context, name); err == nil {
 		id = svc.Deployed.RC
 	} else if !errors.Is(err, store.ErrNotFound) {
 		return nil, nil, err
@@ -112,7 +112,7 @@ func (s *conn) placementsOf(c *cli.Context, name string) ([]pod.Placement, []err
 	if id == "" {
 		return nil, nil, nil
 	}
-	recs, corrupt, err := s.Pods.List(c.Context, store.Default, id)
+	recs, corrupt, err := s.Pods.List(s.Context, store.Default, id)
 	return values(recs), corrupt, err
 }
 

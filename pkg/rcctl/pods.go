@@ -44,17 +44,17 @@ Examples:
 	})
 }
 
-func runPods(c *cli.Context, std *stdio, s *conn) error {
-	views, bad, err := s.podViews(c)
+func runPods(s *conn) error {
+	views, bad, err := s.podViews()
 	if err != nil {
 		return err
 	}
 	tb, row := table{header: []string{"POD", "NODE", "STATE", "AVAIL", "RESTARTS", "DIGEST", "RC", "MESSAGE"}, paint: 2, colourOf: podColour}, podRow
-	if c.String("output") == wideFormat {
+	if s.String("output") == wideFormat {
 		tb.header = []string{"POD", "NODE", "KIND", "STATE", "SINCE", "AVAIL", "RESTARTS", "LAST EXIT", "PORTS", "REVISION", "APPLIED", "DIGEST", "RC", "MESSAGE"}
 		tb.paint, row = 3, widePodRow
 	}
-	return printList(c, std, s, views, bad, "no pods", tb, row)
+	return printList(s, views, bad, "no pods", tb, row)
 }
 
 func checkPodFlags(c *cli.Context) error {
@@ -71,20 +71,20 @@ func checkPodFlags(c *cli.Context) error {
 
 // rcNames returns the names of controllers by id: of the one that --rc or --selector, which selects pods here, fixes, with its id, or
 // of all. Where -l selects something else, allNames is meant.
-func (s *conn) rcNames(c *cli.Context) (names map[string]string, rcID string, corrupt []error, err error) {
-	if ref := c.String("rc"); ref != "" {
-		rec, err := s.find(c, ref)
+func (s *conn) rcNames() (names map[string]string, rcID string, corrupt []error, err error) {
+	if ref := s.String("rc"); ref != "" {
+		rec, err := s.find(ref)
 		if err != nil {
 			return nil, "", nil, err
 		}
 		return map[string]string{rec.Value.ID: rec.Value.Name}, rec.Value.ID, nil, nil
 	}
-	id := labels.FixedRC(selectorOf(c))
+	id := labels.FixedRC(selectorOf(s.flags))
 	if id == "" {
-		names, corrupt, err = s.allNames(c.Context)
+		names, corrupt, err = s.allNames(s.Context)
 		return names, "", corrupt, err
 	}
-	rec, err := s.RCs.Get(c.Context, store.Default, id)
+	rec, err := s.RCs.Get(s.Context, store.Default, id)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return nil, id, nil, nil // its pods may be left
@@ -176,8 +176,8 @@ func onePod(c *cli.Context) (string, error) { return onlyArg(c, "POD", checkPod)
 
 // findPod finds the copy of a pod that the command line means. It returns notFoundf, or a *usageError that lists the
 // candidates.
-func (s *conn) findPod(c *cli.Context, ref string) (inspect.PodView, error) {
-	views, bad, err := s.podViews(c)
+func (s *conn) findPod(ref string) (inspect.PodView, error) {
+	views, bad, err := s.podViews()
 	if err != nil {
 		return inspect.PodView{}, err
 	}
@@ -191,7 +191,7 @@ func (s *conn) findPod(c *cli.Context, ref string) (inspect.PodView, error) {
 	case 1:
 		return found[0], nil
 	}
-	return inspect.PodView{}, ambiguousPod(c, ref, found, func(v *inspect.PodView) string {
+	return inspect.PodView{}, ambiguousPod(s.flags, ref, found, func(v *inspect.PodView) string {
 		return fmt.Sprintf("%s  %s on %s", v.SlashName(), v.Name, v.Node)
 	})
 }
@@ -211,29 +211,29 @@ func (s *conn) placements(ctx context.Context, rcID string, level store.Level) (
 
 // podViews joins what --rc, --node and --selector choose; the selector is one of pods. A command whose -l selects something else
 // reads placements, realities and allNames itself.
-func (s *conn) podViews(c *cli.Context) (views []inspect.PodView, bad []error, err error) {
-	names, rcID, bad, err := s.rcNames(c)
+func (s *conn) podViews() (views []inspect.PodView, bad []error, err error) {
+	names, rcID, bad, err := s.rcNames()
 	if err != nil {
 		return nil, nil, err
 	}
-	placements, badPlacements, err := s.placements(c.Context, rcID, store.Default)
+	placements, badPlacements, err := s.placements(s.Context, rcID, store.Default)
 	if err != nil {
 		return nil, nil, err
 	}
-	realities, badRealities, err := s.Realities.List(c.Context, store.Default)
+	realities, badRealities, err := s.Realities.List(s.Context, store.Default)
 	if err != nil {
 		return nil, nil, err
 	}
-	nodes, badNodes, err := s.Nodes.List(c.Context, store.Default)
+	nodes, badNodes, err := s.Nodes.List(s.Context, store.Default)
 	if err != nil {
 		return nil, nil, err
 	}
-	losses, _, err := s.losses(c.Context, nodes)
+	losses, _, err := s.losses(s.Context, nodes)
 	if err != nil {
 		return nil, nil, err
 	}
-	views = inspect.FilterPods(inspect.JoinPods(values(placements), values(realities), losses, names), rcID, c.String("node"))
-	views = inspect.Selected(views, selectorOf(c), (*inspect.PodView).LabelSet)
+	views = inspect.FilterPods(inspect.JoinPods(values(placements), values(realities), losses, names), rcID, s.String("node"))
+	views = inspect.Selected(views, selectorOf(s.flags), (*inspect.PodView).LabelSet)
 	inspect.MarkUnreadable(views, badRealities, s.Keys())
 	return views, slices.Concat(bad, badPlacements, badRealities, badNodes), nil
 }

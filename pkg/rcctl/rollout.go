@@ -101,13 +101,13 @@ func askCommand(verb rollout.Verb, usage, more string, flags ...cli.Flag) *cli.C
 		UsageText:   fmt.Sprintf("rcctl rollout %s %s", verb, args),
 		Description: fmt.Sprintf("%sThe request is recorded; the farm that carries the rollout out acts on it.\n\nExamples:\n  rcctl rollout %s web\n  rcctl rollout status web -w", more, verb),
 		Flags:       flags,
-		Action: onConn(serviceName.only, func(c *cli.Context, std *stdio, s *conn, service string) error {
-			rec, err := askRollout(c.Context, s, service, rollout.Request{Verb: verb, Force: c.Bool("force")})
+		Action: onConn(serviceName.only, func(s *conn, service string) error {
+			rec, err := askRollout(s.Context, s, service, rollout.Request{Verb: verb, Force: s.Bool("force")})
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(std.out, "rollout of %s: %s is asked for (rollout %s)\n", service, verb, rec.ID)
-			fmt.Fprintf(std.out, "next: rcctl rollout status %s -w\n", service)
+			fmt.Fprintf(s.out, "rollout of %s: %s is asked for (rollout %s)\n", service, verb, rec.ID)
+			fmt.Fprintf(s.out, "next: rcctl rollout status %s -w\n", service)
 			return nil
 		}),
 	})
@@ -125,20 +125,20 @@ func rolloutListCommand() *cli.Command {
 	})
 }
 
-func runRolloutList(c *cli.Context, std *stdio, s *conn) error {
-	recs, corrupt, err := s.Deployments.ListRollouts(c.Context)
+func runRolloutList(s *conn) error {
+	recs, corrupt, err := s.Deployments.ListRollouts(s.Context)
 	if err != nil {
 		return err
 	}
 	views := make([]inspect.RolloutView, len(recs))
 	for i := range recs {
 		views[i] = *inspect.NewRolloutView(&recs[i].Value)
-		if views[i].Owner, err = s.Deployments.OwnerOf(c.Context, recs[i].Value.Unit()); err != nil {
+		if views[i].Owner, err = s.Deployments.OwnerOf(s.Context, recs[i].Value.Unit()); err != nil {
 			return err
 		}
 	}
 	tb := table{header: []string{"SERVICE", "STATE", "STAGE", "STRATEGY", "OWNER", "AGE", "REASON"}, paint: 1, colourOf: rolloutColour}
-	return printList(c, std, s, views, corrupt, "no rollouts under way", tb, func(v *inspect.RolloutView) []string {
+	return printList(s, views, corrupt, "no rollouts under way", tb, func(v *inspect.RolloutView) []string {
 		return []string{
 			v.Service, string(v.State), fmt.Sprintf("%d/%d", v.Stage, v.Stages), v.Strategy, v.Owner,
 			inspect.Age(time.Now(), v.StartedAt), excerpt(v.Reason, maxReason),

@@ -38,15 +38,15 @@ func readRolloutStatus(c *cli.Context) (service string, err error) {
 	return service, err
 }
 
-func runRolloutStatus(c *cli.Context, std *stdio, s *conn, service string) error {
-	v, err := viewRollout(c.Context, s, service)
+func runRolloutStatus(s *conn, service string) error {
+	v, err := viewRollout(s.Context, s, service)
 	if err != nil {
 		return err
 	}
-	if c.Bool("watch") {
-		return followRollout(c.Context, std, s, service, v.ID)
+	if s.Bool("watch") {
+		return followRollout(s.Context, s, service, v.ID)
 	}
-	return std.print(c, v, nil, func(w io.Writer) error { return writeRollout(w, v, time.Now()) })
+	return s.print(v, nil, func(w io.Writer) error { return writeRollout(w, v, time.Now()) })
 }
 
 func writeRollout(w io.Writer, v *inspect.RolloutView, now time.Time) error {
@@ -104,8 +104,9 @@ func revisionPods(ctx context.Context, s *conn, v *inspect.RolloutView, r *inspe
 	}
 	limited, cancel := context.WithTimeout(ctx, lastLimit)
 	defer cancel()
-	quiet := &stdio{out: io.Discard, err: io.Discard} // what it has to say about a node would be said with each look
-	text, err := endOfLog(limited, quiet, s, worst, process)
+	quiet := *s
+	quiet.stdio = &stdio{out: io.Discard, err: io.Discard} // what it has to say about a node would be said with each look
+	text, err := endOfLog(limited, &quiet, worst, process)
 	if err != nil {
 		return nil // a log that cannot be shown is no reason to show nothing
 	}

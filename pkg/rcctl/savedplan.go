@@ -39,8 +39,8 @@ func savedFlag() cli.Flag {
 }
 
 // save writes plans to a file, and says where and for what they are.
-func (d *deployer) save(std *stdio, all []*planned) error {
-	path, epoch := d.conn.flags.String("out"), d.rolling.State.Epoch
+func (d *deployer) save(all []*planned) error {
+	path, epoch := d.conn.String("out"), d.rolling.State.Epoch
 	if epoch == "" {
 		return refusedf("--out: this cluster has no epoch that can be read, so that nothing tells it from another; " +
 			"start its first farm, or deploy without a saved plan: rcctl deploy -f FILE")
@@ -56,9 +56,9 @@ func (d *deployer) save(std *stdio, all []*planned) error {
 	if err != nil {
 		return fmt.Errorf("save the plan in %s: %w", path, unwrapPath(err))
 	}
-	out := std.out
-	if d.conn.flags.String("output") != formats[0] { // it is read by programs
-		out = std.err
+	out := d.conn.out
+	if d.conn.String("output") != formats[0] { // it is read by programs
+		out = d.conn.err
 	}
 	fmt.Fprintf(out, "saved in %s, with all values of env; "+
 		"it can be carried out until documents, controllers, rollouts or the epoch change\n"+
@@ -136,8 +136,8 @@ func flagsOf(o *plan.Options) (flags string) {
 }
 
 // deploySaved carries a saved plan out, if nothing has changed that it was made on.
-func deploySaved(c *cli.Context, std *stdio, s *conn, saved *plan.Saved) error {
-	d, err := newDeployer(c, std, s, saved.Options)
+func deploySaved(s *conn, saved *plan.Saved) error {
+	d, err := newDeployer(s, saved.Options)
 	if err != nil {
 		return err
 	}
@@ -146,13 +146,13 @@ func deploySaved(c *cli.Context, std *stdio, s *conn, saved *plan.Saved) error {
 	for _, one := range saved.Services {
 		strategy := plan.SavedStrategy{RollingStrategy: d.rolling, Saved: one}
 		if one.OfDomain() {
-			if strategy.Domain, err = s.ofDomain(c.Context); err != nil {
+			if strategy.Domain, err = s.ofDomain(s.Context); err != nil {
 				return err
 			}
 		}
-		p, err := d.planResolved(c.Context, &one.Document, &strategy)
+		p, err := d.planResolved(s.Context, &one.Document, &strategy)
 		if _, stale := errors.AsType[*plan.StaleError](err); stale {
-			return refusedf("%v\nnext: rcctl plan -f FILE%s --out %s", refusedPlan(err), flagsOf(&saved.Options), c.String("plan"))
+			return refusedf("%v\nnext: rcctl plan -f FILE%s --out %s", refusedPlan(err), flagsOf(&saved.Options), s.String("plan"))
 		}
 		if err != nil {
 			return refusedPlan(err)
@@ -168,6 +168,6 @@ func deploySaved(c *cli.Context, std *stdio, s *conn, saved *plan.Saved) error {
 	case !same:
 		about = "all is as it was shown, but for nodes of pods"
 	}
-	fmt.Fprintf(std.out, "the plan of %s, made by %s: %s\n", saved.At.Format(time.RFC3339), clean(saved.By), about)
-	return carryOut(c, std, s, all)
+	fmt.Fprintf(s.out, "the plan of %s, made by %s: %s\n", saved.At.Format(time.RFC3339), clean(saved.By), about)
+	return carryOut(s, all)
 }

@@ -50,23 +50,23 @@ func (of noun) count(c *cli.Context) (n newCount, err error) {
 	return n, nil
 }
 
-func runScale(c *cli.Context, std *stdio, s *conn, n newCount) error {
-	found, err := s.find(c, n.name)
+func runScale(s *conn, n newCount) error {
+	found, err := s.find(n.name)
 	if err != nil {
 		return err
 	}
-	done, err := s.changeRC(c.Context, found.Value.ID, func(ctx context.Context, r *rc.RC) (change, error) {
+	done, err := s.changeRC(s.Context, found.Value.ID, func(ctx context.Context, r *rc.RC) (change, error) {
 		svc, err := s.serviceOf(ctx, r)
 		if err != nil {
 			return change{}, err
 		}
-		return computeScale(current{rc: r, service: svc}, c.String("role"), n.count, c.Bool("allow-mass-stop"))
+		return computeScale(current{rc: r, service: svc}, s.String("role"), n.count, s.Bool("allow-mass-stop"))
 	})
 	if err != nil {
-		return asUsage(c, err)
+		return asUsage(s.flags, err)
 	}
-	printChange(std, done, "scaled")
-	return waitOrSay(c, std, s, &done)
+	printChange(s.stdio, done, "scaled")
+	return waitOrSay(s, &done)
 }
 
 func scaleServiceCommand() *cli.Command {
@@ -93,14 +93,14 @@ func readScaleService(c *cli.Context) (newCount, error) {
 	return n, err
 }
 
-func runScaleService(c *cli.Context, std *stdio, s *conn, n newCount) error {
-	return redeploy(c, std, s, n.name, "scale", func(svc *record.Service, _ *deployer) (_ *record.ServiceSpec, err error) {
+func runScaleService(s *conn, n newCount) error {
+	return redeploy(s, n.name, "scale", func(svc *record.Service, _ *deployer) (_ *record.ServiceSpec, err error) {
 		spec := svc.InEffect().Spec
 		if spec.Mode == rc.EachNode {
-			return nil, asUsage(c, eachNodeScaled("service "+n.name, n.count))
+			return nil, asUsage(s.flags, eachNodeScaled("service "+n.name, n.count))
 		}
-		spec.ReplicaGroups, err = withCount(n.name, spec.Groups(), c.String("role"), n.count)
+		spec.ReplicaGroups, err = withCount(n.name, spec.Groups(), s.String("role"), n.count)
 		spec.Replicas = nil
-		return &spec, asUsage(c, err)
+		return &spec, asUsage(s.flags, err)
 	})
 }

@@ -68,27 +68,27 @@ func readScaleRequest(c *cli.Context) (r nodeRequest, err error) {
 	return r, err
 }
 
-func runScaleRequest(c *cli.Context, std *stdio, s *conn, r nodeRequest) error {
-	client, err := nodeClient(c.Context, std, s, r.node)
+func runScaleRequest(s *conn, r nodeRequest) error {
+	client, err := nodeClient(s.Context, s, r.node)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	answered := s.asks(c.Context, std, r.node, r.Request)
-	answer, err := client.Scale(c.Context, r.Request)
+	answered := s.asks(s.Context, r.node, r.Request)
+	answer, err := client.Scale(s.Context, r.Request)
 	if err != nil {
 		answered(err.Error())
 		return scaleRequestError(client, &r.Request, err)
 	}
 	replicas := field.Count(int(answer.Replicas), "replica")
 	answered("taken, it is to run " + replicas)
-	fmt.Fprintf(std.out, "node %s is to run %s of service %s now\nwatch: rcctl pods --node %s\n", r.node, replicas, clean(answer.Service), r.node)
+	fmt.Fprintf(s.out, "node %s is to run %s of service %s now\nwatch: rcctl pods --node %s\n", r.node, replicas, clean(answer.Service), r.node)
 	return nil
 }
 
 // asks leaves an audit record of a request before it is sent, so that there is one however the command ends, and returns what adds the node's answer
 // to it. A node's own services are looked after also where Consul takes no writes, or none from this token: then it says so, and goes on.
-func (s *conn) asks(ctx context.Context, std *stdio, name string, r scale.Request) (answered func(how string)) {
+func (s *conn) asks(ctx context.Context, name string, r scale.Request) (answered func(how string)) {
 	by, err := s.who(ctx)
 	line, rcID := requestText(name, r)
 	a := store.NewAudit(by, "scale-request", rcID, []string{line}).OnNodes(name)
@@ -96,13 +96,13 @@ func (s *conn) asks(ctx context.Context, std *stdio, name string, r scale.Reques
 		err = s.Operator.Record(ctx, a)
 	}
 	if err != nil {
-		fmt.Fprintf(std.err, "rcctl: no audit record is left of this: %v\n", err)
+		fmt.Fprintf(s.err, "rcctl: no audit record is left of this: %v\n", err)
 		return func(string) {}
 	}
 	return func(how string) {
 		a.Changes = append(a.Changes, field.Cut("node "+name+" answers: "+how, store.MaxAuditLine))
 		if err := s.Operator.Record(ctx, a); err != nil {
-			fmt.Fprintf(std.err, "rcctl: the audit record of this lacks the node's answer: %v\n", err)
+			fmt.Fprintf(s.err, "rcctl: the audit record of this lacks the node's answer: %v\n", err)
 		}
 	}
 }

@@ -87,23 +87,23 @@ func optionsOf(c *cli.Context) plan.Options {
 }
 
 // newDeployer reads what plans need to see of the cluster. Unreadable records are told on standard error.
-func newDeployer(c *cli.Context, std *stdio, s *conn, options plan.Options) (*deployer, error) {
+func newDeployer(s *conn, options plan.Options) (*deployer, error) {
 	if strategy := options.Strategy; strategy != "" && !slices.Contains(rollout.StrategyNames(), strategy) {
-		return nil, badFlag(c, "--strategy", strategy, field.Or(rollout.StrategyNames()...))
+		return nil, badFlag(s.flags, "--strategy", strategy, field.Or(rollout.StrategyNames()...))
 	}
-	who, err := s.who(c.Context)
+	who, err := s.who(s.Context)
 	if err != nil {
 		return nil, err
 	}
-	state, corrupt, err := deploy.State(c.Context, s.Store)
+	state, corrupt, err := deploy.State(s.Context, s.Store)
 	if err != nil {
 		return nil, err
 	}
-	if err := std.warn(corrupt); err != nil {
-		fmt.Fprintln(std.err, "rcctl: the plan is made without what cannot be read")
+	if err := s.warn(corrupt); err != nil {
+		fmt.Fprintln(s.err, "rcctl: the plan is made without what cannot be read")
 	}
 	return &deployer{
-		known: knownDigests(std, s),
+		known: knownDigests(s),
 		conn:  s, client: &deploy.Client{Store: s.Store, Who: who, Signatures: map[string]string{}},
 		options: options, rolling: options.Rolling(state, who),
 	}, nil
@@ -111,7 +111,7 @@ func newDeployer(c *cli.Context, std *stdio, s *conn, options plan.Options) (*de
 
 // knownDigests looks digests up in the histories of all services, which it reads once. Entries that cannot be read are
 // told on standard error and skipped.
-func knownDigests(std *stdio, s *conn) func(context.Context) (map[string]string, error) {
+func knownDigests(s *conn) func(context.Context) (map[string]string, error) {
 	var known map[string]string
 	return func(ctx context.Context) (map[string]string, error) {
 		if known != nil {
@@ -121,8 +121,8 @@ func knownDigests(std *stdio, s *conn) func(context.Context) (map[string]string,
 		if err != nil {
 			return nil, fmt.Errorf("read the histories of all services: %w", err)
 		}
-		if err := std.warn(corrupt); err != nil {
-			fmt.Fprintln(std.err, "rcctl: digests are looked up without what cannot be read")
+		if err := s.warn(corrupt); err != nil {
+			fmt.Fprintln(s.err, "rcctl: digests are looked up without what cannot be read")
 		}
 		known = record.KnownDigests(field.Each(recs, func(rec store.Rec[record.Entry]) record.Entry { return rec.Value }))
 		return known, nil
@@ -138,7 +138,7 @@ type planned struct {
 
 // plan plans the deployment of a document as people wrote it: where it names no host, the cluster's domain does.
 func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned, error) {
-	if spec.Name != "" && d.conn.flags.Bool("keep-counts") {
+	if spec.Name != "" && d.conn.Bool("keep-counts") {
 		svc, err := d.client.Service(ctx, spec.Name)
 		if err != nil {
 			return nil, fmt.Errorf("read service %s: %w", spec.Name, err)
@@ -179,7 +179,7 @@ func (d *deployer) planOf(ctx context.Context, spec *record.ServiceSpec, domain 
 
 // planResolved plans the deployment of a resolved document, and signs its manifests where a flag says so.
 func (d *deployer) planResolved(ctx context.Context, resolved *record.ServiceSpec, strategy plan.Strategy) (*planned, error) {
-	if key := d.conn.flags.String("sign-key"); key != "" {
+	if key := d.conn.String("sign-key"); key != "" {
 		signatures, err := signAll(d.conn.flags, manifestsOf(resolved.RCSpec(resolved.Name)), key)
 		if err != nil {
 			return nil, err
@@ -196,12 +196,12 @@ func (d *deployer) planResolved(ctx context.Context, resolved *record.ServiceSpe
 }
 
 // redeploy plans and carries out another document of a service that is there: the one that change makes of what is known of it.
-func redeploy(c *cli.Context, std *stdio, s *conn, name, what string, change func(*record.Service, *deployer) (*record.ServiceSpec, error)) error {
-	svc, err := s.service(c.Context, name)
+func redeploy(s *conn, name, what string, change func(*record.Service, *deployer) (*record.ServiceSpec, error)) error {
+	svc, err := s.service(s.Context, name)
 	if err != nil {
 		return err
 	}
-	d, err := newDeployer(c, std, s, optionsOf(c))
+	d, err := newDeployer(s, optionsOf(s.flags))
 	if err != nil {
 		return err
 	}
@@ -210,23 +210,23 @@ func redeploy(c *cli.Context, std *stdio, s *conn, name, what string, change fun
 	if err != nil {
 		return err
 	}
-	p, err := d.planOf(c.Context, spec, nil) // the domain is for documents as people wrote them
+	p, err := d.planOf(s.Context, spec, nil) // the domain is for documents as people wrote them
 	if err != nil {
 		return err
 	}
 	if d.about != "" {
-		fmt.Fprintln(std.out, d.about)
+		fmt.Fprintln(s.out, d.about)
 	}
-	return carryOut(c, std, s, []*planned{p})
+	return carryOut(s, []*planned{p})
 }
 
 // planAll plans the deployment of each document.
-func planAll(c *cli.Context, std *stdio, s *conn, specs []*record.ServiceSpec) (d *deployer, all []*planned, err error) {
-	if d, err = newDeployer(c, std, s, optionsOf(c)); err != nil {
+func planAll(s *conn, specs []*record.ServiceSpec) (d *deployer, all []*planned, err error) {
+	if d, err = newDeployer(s, optionsOf(s.flags)); err != nil {
 		return nil, nil, err
 	}
 	for _, spec := range specs {
-		p, err := d.plan(c.Context, spec)
+		p, err := d.plan(s.Context, spec)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -281,14 +281,14 @@ func serviceListCommand() *cli.Command {
 	})
 }
 
-func runServiceList(c *cli.Context, std *stdio, s *conn) error {
-	names, err := s.Deployments.ListServices(c.Context)
+func runServiceList(s *conn) error {
+	names, err := s.Deployments.ListServices(s.Context)
 	if err != nil {
 		return err
 	}
 	views, corrupt := []inspect.ServiceView{}, []error{}
 	for _, name := range names {
-		svc, err := s.Deployments.Service(c.Context, name)
+		svc, err := s.Deployments.Service(s.Context, name)
 		switch {
 		case errors.Is(err, store.ErrNotFound): // deleted meanwhile
 		case isCorrupt(err):
@@ -300,7 +300,7 @@ func runServiceList(c *cli.Context, std *stdio, s *conn) error {
 		}
 	}
 	tb := table{header: []string{"SERVICE", "REVISION", "AVAILABLE", "ROLLOUT", "BY", "AGE"}, paint: 3, colourOf: rolloutColour}
-	return printList(c, std, s, views, corrupt, "no services; deploy one: rcctl deploy -f web.yaml", tb, func(v *inspect.ServiceView) []string {
+	return printList(s, views, corrupt, "no services; deploy one: rcctl deploy -f web.yaml", tb, func(v *inspect.ServiceView) []string {
 		return []string{v.Service, fmt.Sprint(v.Revision), fmt.Sprintf("%d/%d", v.Available, v.Replicas), string(v.Rollout), v.By, inspect.Age(time.Now(), v.At)}
 	})
 }
@@ -320,27 +320,27 @@ Examples:
 	})
 }
 
-func runServiceDelete(c *cli.Context, std *stdio, s *conn, name string) (err error) {
+func runServiceDelete(s *conn, name string) (err error) {
 	var svc *record.Service
-	err = s.writing(c.Context, maxTries, func(ctx context.Context, by string) error {
+	err = s.writing(s.Context, maxTries, func(ctx context.Context, by string) error {
 		if svc, err = s.service(ctx, name); err != nil {
 			return err
 		}
 		if svc.Rollout != nil {
 			return refusedf("service %s: its rollout is %s; end it first: rcctl rollout abort %s; nothing was written", name, svc.Rollout.State, name)
 		}
-		if effect := svc.InEffect(); effect.Spec.Total() > 0 && !c.Bool("force") {
+		if effect := svc.InEffect(); effect.Spec.Total() > 0 && !s.Bool("force") {
 			return refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, field.Count(effect.Spec.Total(), "replica"), name)
 		}
 		audit := store.NewAudit(by, "delete-service", svc.Deployed.RC, []string{"service " + name + ": deleted"})
-		return s.did("the deletion of service "+name, "rcctl service list", s.Deployments.ForgetService(ctx, svc, c.Bool("allow-mass-stop"), audit))
+		return s.did("the deletion of service "+name, "rcctl service list", s.Deployments.ForgetService(ctx, svc, s.Bool("allow-mass-stop"), audit))
 	})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(std.out, "service %s is deleted; its farm stops the pods of %d revisions, waits for their nodes to confirm, then removes the records\n", name, len(svc.Controllers))
+	fmt.Fprintf(s.out, "service %s is deleted; its farm stops the pods of %d revisions, waits for their nodes to confirm, then removes the records\n", name, len(svc.Controllers))
 	for _, one := range svc.Controllers {
-		fmt.Fprintf(std.out, "watch: rcctl pods --rc %s\n", one.RC.ID)
+		fmt.Fprintf(s.out, "watch: rcctl pods --rc %s\n", one.RC.ID)
 	}
 	return nil
 }

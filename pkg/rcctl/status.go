@@ -47,17 +47,17 @@ func runStatus(c *cli.Context, _ *stdio) error {
 	if err != nil {
 		return err
 	}
-	return onRC(func(c *cli.Context, std *stdio, s *conn, found store.Rec[rc.RC]) error {
+	return onRC(func(s *conn, found store.Rec[rc.RC]) error {
 		r := &found.Value
 		if watch != nil {
-			return followRC(c.Context, std, s, r, *watch)
+			return followRC(s.Context, s, r, *watch)
 		}
-		o, err := s.observe(c.Context, r.ID)
+		o, err := s.observe(s.Context, r.ID)
 		if err != nil {
 			return err
 		}
 		view := inspect.NewStatusView(r, o.Status, o.Farms)
-		return std.print(c, view, nil, func(w io.Writer) error {
+		return s.print(view, nil, func(w io.Writer) error {
 			fmt.Fprintf(w, "rc %s (%s), generation %d\n", view.Name, view.RCID, view.Generation)
 			return writeStatus(w, view, coloured(w), time.Now())
 		})
@@ -168,21 +168,21 @@ func (s *screen) say(line string, now time.Time) error {
 
 // followRC shows every change of a controller until the watch's goal or ctx ends it. A read that fails is said on standard
 // error and tried again.
-func followRC(ctx context.Context, std *stdio, s *conn, r *rc.RC, w watching) error {
+func followRC(ctx context.Context, s *conn, r *rc.RC, w watching) error {
 	outer := ctx
 	if w.limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, w.limit, fmt.Errorf("not %s after %s", w.until, w.limit))
 		defer cancel()
 	}
-	sc := screen{out: std.out, terminal: terminal(std.out)}
+	sc := screen{out: s.out, terminal: terminal(s.out)}
 	for connError := ""; ; {
 		o, err := s.observe(ctx, r.ID)
 		switch {
 		case err != nil && ctx.Err() == nil:
 			if err.Error() != connError {
 				connError = err.Error()
-				fmt.Fprintf(std.err, "rcctl: rc %s: %s\n", r.Name, connError)
+				fmt.Fprintf(s.err, "rcctl: rc %s: %s\n", r.Name, connError)
 			}
 		case err == nil && o.RC == nil:
 			if err := sc.say("the rc is gone", time.Now()); err != nil || w.until == inspect.Gone {

@@ -186,24 +186,24 @@ func takeInventory(ctx context.Context, s *conn, name string) (inventory, error)
 	return in, err
 }
 
-func runSweep(c *cli.Context, std *stdio, s *conn, name string) error {
-	in, err := takeInventory(c.Context, s, name)
+func runSweep(s *conn, name string) error {
+	in, err := takeInventory(s.Context, s, name)
 	if err != nil {
 		return err
 	}
 	plan := planSweep(in)
-	if n := len(plan.orphans) + len(plan.told) + len(plan.strays); len(in.rcs) == 0 && n > 0 && !c.Bool("force") && !c.Bool("dry-run") {
+	if n := len(plan.orphans) + len(plan.told) + len(plan.strays); len(in.rcs) == 0 && n > 0 && !s.Bool("force") && !s.Bool("dry-run") {
 		return refusedf("node %s: %s run without a controller, and no controller has a record: were the records lost? Write them back (docs/runbook.md), or add --force; nothing was written",
 			name, field.Count(n, "pod"))
 	}
-	if !c.Bool("dry-run") {
-		if err := askSweep(c.Context, s, name, plan); err != nil {
+	if !s.Bool("dry-run") {
+		if err := askSweep(s.Context, s, name, plan); err != nil {
 			return err
 		}
 	}
-	printSweep(std, name, plan, c.Bool("dry-run"), in.leftOut)
+	printSweep(s.stdio, name, plan, s.Bool("dry-run"), in.leftOut)
 	for _, err := range in.unreadable {
-		fmt.Fprintf(std.err, "rcctl: node %s: %v; it is left as it is\n", name, err)
+		fmt.Fprintf(s.err, "rcctl: node %s: %v; it is left as it is\n", name, err)
 	}
 	return nil
 }

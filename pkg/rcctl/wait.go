@@ -60,12 +60,12 @@ func timeout(c *cli.Context) (time.Duration, error) {
 }
 
 // waitOrSay ends a command that has changed a controller: it waits until that has converged, or says how to see how far it is.
-func waitOrSay(c *cli.Context, std *stdio, s *conn, done *change) error {
-	if c.Bool("wait") {
-		return waitConverged(c.Context, std, s, done.rc, limitOf(c))
+func waitOrSay(s *conn, done *change) error {
+	if s.Bool("wait") {
+		return waitConverged(s.Context, s, done.rc, limitOf(s.flags))
 	}
 	if !done.none {
-		fmt.Fprintf(std.out, "next: rcctl rc status %s\n", done.rc.Name)
+		fmt.Fprintf(s.out, "next: rcctl rc status %s\n", done.rc.Name)
 	}
 	return nil
 }
@@ -93,9 +93,9 @@ func (s *conn) observe(ctx context.Context, id string) (inspect.Observation, err
 
 // waitConverged waits until the owner reports that this generation of the controller has converged. It ends at once when that is halted,
 // and is refused when another change came first.
-func waitConverged(ctx context.Context, std *stdio, s *conn, want rc.RC, limit time.Duration) error {
+func waitConverged(ctx context.Context, s *conn, want rc.RC, limit time.Duration) error {
 	var halt halts
-	o, err := waitRC(ctx, std, s, want, limit, "converged", func(o inspect.Observation) (bool, error) {
+	o, err := waitRC(ctx, s, want, limit, "converged", func(o inspect.Observation) (bool, error) {
 		done, overtaken := inspect.Converged(&want, o)
 		if overtaken != "" {
 			return false, refusedf("%s", overtaken)
@@ -103,12 +103,12 @@ func waitConverged(ctx context.Context, std *stdio, s *conn, want rc.RC, limit t
 		if done {
 			return true, nil
 		}
-		return false, halt.look(ctx, std, s, &want, o)
+		return false, halt.look(ctx, s, &want, o)
 	})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(std.out, "rc %s converged (generation %d, %d of %d available)\n", want.Name, want.Generation, o.Status.Available, o.Status.Desired)
+	fmt.Fprintf(s.out, "rc %s converged (generation %d, %d of %d available)\n", want.Name, want.Generation, o.Status.Available, o.Status.Desired)
 	return nil
 }
 
@@ -117,18 +117,18 @@ type halts struct {
 	next time.Time // when the pods are looked at again
 }
 
-func (h *halts) look(ctx context.Context, std *stdio, s *conn, want *rc.RC, o inspect.Observation) error {
+func (h *halts) look(ctx context.Context, s *conn, want *rc.RC, o inspect.Observation) error {
 	began := time.Now()
 	if may, soon := inspect.MayBeHalted(want, o); !may || !soon && began.Before(h.next) {
 		return nil
 	}
-	err := haltedRC(ctx, std, s, o)
+	err := haltedRC(ctx, s, o)
 	h.next = time.Now().Add(max(podsEvery, podsRest*time.Since(began)))
 	return err
 }
 
 // haltedRC ends a wait when the generation that a status is about is halted. What the pod wrote last is shown.
-func haltedRC(ctx context.Context, std *stdio, s *conn, o inspect.Observation) error {
+func haltedRC(ctx context.Context, s *conn, o inspect.Observation) error {
 	pods, _, err := s.podsOf(ctx, o.RC.ID)
 	if err != nil && !o.Status.Is(rc.Blocked) {
 		return nil
@@ -138,7 +138,7 @@ func haltedRC(ctx context.Context, std *stdio, s *conn, o inspect.Observation) e
 		return nil
 	}
 	if worst != nil && says.LastExit != nil {
-		lastWords(ctx, std, s, worst, says.LastExit.Launchable)
+		lastWords(ctx, s, worst, says.LastExit.Launchable)
 	}
 	why := inspect.Progress(*o.RC, o)
 	if worst != nil && says.Message != "" {
@@ -155,25 +155,25 @@ const (
 )
 
 // lastWords shows the end of a pod's log, as far as its preparer can be asked from here, and says how to see all of it.
-func lastWords(ctx context.Context, std *stdio, s *conn, p *pod.Placement, process string) {
+func lastWords(ctx context.Context, s *conn, p *pod.Placement, process string) {
 	ctx, cancel := context.WithTimeout(ctx, lastLimit)
 	defer cancel()
-	text, err := endOfLog(ctx, std, s, p, process)
+	text, err := endOfLog(ctx, s, p, process)
 	if err != nil {
-		fmt.Fprintf(std.err, "the log of %s cannot be shown: %s; see: %s\n", inspect.PodName(p.PodID, p.Identity), clean(err.Error()), inspect.LogsOf(p))
+		fmt.Fprintf(s.err, "the log of %s cannot be shown: %s; see: %s\n", inspect.PodName(p.PodID, p.Identity), clean(err.Error()), inspect.LogsOf(p))
 		return
 	}
-	fmt.Fprintf(std.err, "the end of the log of %s on %s; all of it: %s\n", inspect.PodName(p.PodID, p.Identity), p.Node, inspect.LogsOf(p))
+	fmt.Fprintf(s.err, "the end of the log of %s on %s; all of it: %s\n", inspect.PodName(p.PodID, p.Identity), p.Node, inspect.LogsOf(p))
 	for line := range strings.Lines(text) {
-		fmt.Fprintf(std.err, "  %s\n", clean(strings.TrimSuffix(line, "\n")))
+		fmt.Fprintf(s.err, "  %s\n", clean(strings.TrimSuffix(line, "\n")))
 	}
 }
 
 // maxEndBytes bounds what is read of those lines, however long they are.
 const maxEndBytes = 16 << 10
 
-func endOfLog(ctx context.Context, std *stdio, s *conn, p *pod.Placement, process string) (string, error) {
-	client, err := nodeClient(ctx, std, s, p.Node)
+func endOfLog(ctx context.Context, s *conn, p *pod.Placement, process string) (string, error) {
+	client, err := nodeClient(ctx, s, p.Node)
 	if err != nil {
 		return "", err
 	}
@@ -188,18 +188,18 @@ func endOfLog(ctx context.Context, std *stdio, s *conn, p *pod.Placement, proces
 }
 
 // waitGone waits until the record of a controller is gone.
-func waitGone(ctx context.Context, std *stdio, s *conn, want rc.RC, limit time.Duration) error {
-	_, err := waitRC(ctx, std, s, want, limit, "gone", func(o inspect.Observation) (bool, error) { return o.RC == nil, nil })
+func waitGone(ctx context.Context, s *conn, want rc.RC, limit time.Duration) error {
+	_, err := waitRC(ctx, s, want, limit, "gone", func(o inspect.Observation) (bool, error) { return o.RC == nil, nil })
 	if err == nil {
-		fmt.Fprintf(std.out, "rc %s is gone\n", want.Name)
+		fmt.Fprintf(s.out, "rc %s is gone\n", want.Name)
 	}
 	return err
 }
 
 // waitRC is waitFor for what is observed of a controller. It returns what was seen last.
-func waitRC(ctx context.Context, std *stdio, s *conn, want rc.RC, limit time.Duration, goal string, reached func(inspect.Observation) (bool, error)) (inspect.Observation, error) {
+func waitRC(ctx context.Context, s *conn, want rc.RC, limit time.Duration, goal string, reached func(inspect.Observation) (bool, error)) (inspect.Observation, error) {
 	var seen inspect.Observation
-	err := waitFor(ctx, std, pending{
+	err := waitFor(ctx, s.stdio, pending{
 		subject: "rc " + want.Name, written: fmt.Sprintf("generation %d is written", want.Generation), goal: goal, hint: "rcctl rc status " + want.ID,
 	}, limit, func(ctx context.Context) (line string, done bool, err error) {
 		if seen, err = s.observe(ctx, want.ID); err != nil {

@@ -182,8 +182,8 @@ func TestWaitConverged(t *testing.T) {
 	var out bytes.Buffer
 	done := make(chan error)
 	go func() {
-		tool := &stdio{out: &out, err: stderr}
-		done <- waitConverged(t.Context(), tool, s, r, time.Minute)
+		s.stdio = &stdio{out: &out, err: stderr}
+		done <- waitConverged(t.Context(), s, r, time.Minute)
 	}()
 	if got := <-stderr.lines; got != "rc web: waiting for its farm to report\n" {
 		t.Error(got)
@@ -209,14 +209,14 @@ func TestWaitReplaced(t *testing.T) {
 	if _, err := s.changeRC(t.Context(), r.ID, func(_ context.Context, r *rc.RC) (change, error) { return computeScale(current{rc: r}, "", 9, false) }); err != nil {
 		t.Fatal(err)
 	}
-	tool := &stdio{out: io.Discard, err: io.Discard}
-	err := waitConverged(t.Context(), tool, s, r, time.Minute)
+	s.stdio = &stdio{out: io.Discard, err: io.Discard}
+	err := waitConverged(t.Context(), s, r, time.Minute)
 	var refused *codedError
 	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "generation 1 was replaced by 2 (changed by ") {
 		t.Error(err)
 	}
 	s.delete(t, s.Keys().RCs.Key(r.ID))
-	if err := waitConverged(t.Context(), tool, s, r, time.Minute); !errors.As(err, &refused) || !strings.Contains(err.Error(), "was deleted before") {
+	if err := waitConverged(t.Context(), s, r, time.Minute); !errors.As(err, &refused) || !strings.Contains(err.Error(), "was deleted before") {
 		t.Error(err)
 	}
 }
@@ -235,8 +235,8 @@ func TestWaitGone(t *testing.T) {
 	var out bytes.Buffer
 	done := make(chan error)
 	go func() {
-		tool := &stdio{out: &out, err: stderr}
-		done <- waitGone(t.Context(), tool, s, r, time.Minute)
+		s.stdio = &stdio{out: &out, err: stderr}
+		done <- waitGone(t.Context(), s, r, time.Minute)
 	}()
 	if got := <-stderr.lines; got != "rc web: waiting for a farm: no farm is running\n" {
 		t.Error(got)
@@ -254,13 +254,13 @@ func TestWaitInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	stderr := lineWriter{make(chan string, 9)}
 	done := make(chan error)
-	tool := &stdio{out: io.Discard, err: stderr}
-	go func() { done <- waitConverged(ctx, tool, s, r, time.Minute) }()
+	s.stdio = &stdio{out: io.Discard, err: stderr}
+	go func() { done <- waitConverged(ctx, s, r, time.Minute) }()
 	<-stderr.lines
 	cancel()
 	err := <-done
 	var wait *codedError
-	if !errors.As(err, &wait) || !strings.Contains(err.Error(), "generation 1 is written; interrupted") || tool.report(err) != exitWait {
+	if !errors.As(err, &wait) || !strings.Contains(err.Error(), "generation 1 is written; interrupted") || s.report(err) != exitWait {
 		t.Error(err)
 	}
 }
