@@ -38,11 +38,11 @@ Examples:
 			&cli.StringFlag{Name: "until", Usage: "with --watch: end when this `CONDITION` is true, such as Converged, or Gone"},
 			&cli.StringFlag{Name: "timeout", Usage: "with --until: `TIME` after which it gives up, with exit code 5 (default: never)"},
 		},
-		Action: offline(runStatus),
+		Action: runStatus,
 	})
 }
 
-func runStatus(c *cli.Context, _ *stdio) error {
+func runStatus(c *cli.Context) error {
 	watch, err := readWatch(c)
 	if err != nil {
 		return err
