@@ -33,6 +33,7 @@ var Known = Table{
 	{Name: "group-manifests", Since: "0.2.0", What: "environment, command and resources of a replica group"},
 	{Name: "group-placing", Since: "0.2.0", What: "spread, affinity and placing of a replica group"},
 	{Name: "lower-counts", Since: "0.2.0", What: "rollouts that lower a number of pods take none before the new version serves"},
+	{Name: "mode-stages", Since: "0.2.0", What: "changes between counts and a pod on each node go in stages"},
 	{Name: "ordered", Since: "0.2.0", What: "ordered: replicas of a group one after the other, and no index twice"},
 	{Name: "out-of-memory", Since: "0.2.0", What: "nodes say that the kernel killed a process for want of memory, and at which limit"},
 	{Name: "outside-scheduler", Since: "0.2.0", What: "farms say that they ask an outside scheduler for nodes, so that no plan names any"},

@@ -76,6 +76,9 @@ func (r *RC) checkCounters(errs *field.Errors) {
 	field.CheckRange(errs, "allow_mass_stop", r.AllowMassStop, 0, MaxGeneration)
 	if r.InPlace != nil {
 		field.CheckRange(errs, "in_place.limit", r.InPlace.Limit, 0, MaxReplicas)
+		if r.InPlace.Keep != nil {
+			field.CheckRange(errs, "in_place.keep", *r.InPlace.Keep, 0, MaxReplicas)
+		}
 	}
 	if s := r.Service; s != nil {
 		field.CheckRange(errs, "service.revision", s.Revision, 0, MaxGeneration)

@@ -91,7 +91,13 @@ type InPlace struct {
 	FromGroups map[string]string `json:"from_groups,omitempty" feature:"group-manifests"` // those of groups that had another, by role
 	Roles      []string          `json:"roles,omitempty" feature:"group-manifests"`       // those that the limit counts, for their manifest changes; none: all
 	Limit      int               `json:"limit"`
+	// Keep is there while a change of mode goes in stages (ADR 16): the limit counts the pods that are where the mode asks
+	// for them, no pod comes beyond it, and so many pods beyond those that the controller asks for stay. nil: none of that.
+	Keep *int `json:"keep,omitempty" feature:"mode-stages"`
 }
+
+// InStages reports whether a change of mode goes in stages.
+func (r *RC) InStages() bool { return r.InPlace != nil && r.InPlace.Keep != nil }
 
 // ReplacesLost reports whether pods of a lost node are placed elsewhere.
 func (r *RC) ReplacesLost() bool {

@@ -265,7 +265,7 @@ func (w *Work) reached(up, down []*Member) int {
 		switch {
 		case m.Status == nil || m.Target == nil:
 		case m.Ctrl.InPlace != nil:
-			n += min(*m.Target, m.Status.UpdatedAvailable)
+			n += min(*m.Target, m.Status.UpdatedAvailable) - m.beyond()
 		default:
 			n += min(*m.Target, max(0, m.up().Actual))
 		}
@@ -324,6 +324,8 @@ func (m *Member) lacks() string {
 		if over := m.living() - *m.Target; over > 0 {
 			return fmt.Sprintf("%d pods of %s have yet to stop", over, m.Name)
 		}
+	case m.Ctrl.InStages():
+		return m.lacksInStage()
 	case m.Ctrl.InPlace != nil && m.Status.UpdatedAvailable < *m.Target:
 		return fmt.Sprintf("%d of %d pods of %s run the new manifest and are available",
 			m.Status.UpdatedAvailable, *m.Target, m.Name)

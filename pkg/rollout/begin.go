@@ -55,7 +55,7 @@ func begin(s Start, running *Record) (Started, error) {
 	}
 	update, err := s.Knobs.resolve(kind, n, old)
 	if err == nil {
-		err = s.Knobs.room(update, kind, n, len(s.Old) > 0)
+		err = s.Knobs.room(update, kind, n, len(s.Old) > 0 && !s.changesModeOnly())
 	}
 	if err != nil {
 		return Started{}, err
@@ -274,6 +274,9 @@ func (w *Work) beginInPlace(s Start, running *Record) error {
 	upgrade.Limit = min(upgrade.Limit, changing)
 	w.Record.Update.shareOf(changing)
 	w.Record.Stages = forecast(InPlaceStrategy, changing, w.Record.Update)
+	if upgrade.Keep != nil {
+		w.beginStages(s, changing, was.Desired())
+	}
 	m := newMember(&w.Record.Revisions[0], s.Old[0], s.Epoch)
 	next := field.Copy(s.New)
 	next.Generation, next.InPlace = was.Generation, &upgrade

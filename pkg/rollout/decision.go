@@ -92,7 +92,11 @@ type Start struct {
 	InEffect int64
 	// OnlyInPlace is why no pod of the service can have a successor elsewhere, such as "it has volumes"; "" if they can. A static controller needs no mention.
 	OnlyInPlace string
-	SkipGates   bool
+	// Nodes is how many pods New is to have where it has one on each node and the old controller has counts, and Right
+	// how many pods are where a change of mode asks for them and run what it asks for. Both are for what people are told
+	// beforehand: the rollout counts for itself. 0: not known.
+	Nodes, Right int
+	SkipGates    bool
 	PreDeploy   *PreDeploy // its Until is set by Begin
 }
 

@@ -14,8 +14,12 @@ func (s Seen) counted(last int) Seen {
 	if !s.RC.EachNode() {
 		return s
 	}
-	if s.Status != nil {
+	switch {
+	case s.Status == nil:
+	case !s.RC.InStages():
 		last = s.Status.Placed
+	case s.Status.ObservedGeneration == s.RC.Generation: // one of before may be of the other mode
+		last = s.Status.Desired
 	}
 	last = max(0, min(last, rc.MaxReplicas)) // what a record may have; the last stage ends with all nodes, however many there are
 	s.RC = s.RC.CountedBy(last)
@@ -29,7 +33,10 @@ func (m *Member) allUpgraded(target int) bool {
 	if st == nil {
 		return false
 	}
-	if !m.Ctrl.EachNode() {
+	switch {
+	case m.Ctrl.InStages():
+		return m.isStageDone(target)
+	case !m.Ctrl.EachNode():
 		return st.UpdatedAvailable >= target && m.living() <= m.desired()
 	}
 	alive := max(0, st.Placed-st.Lost-st.Unmanaged)
@@ -49,6 +56,9 @@ func (s Start) counted() Start {
 	}
 	s.Old = old
 	if s.New.EachNode() {
+		if s.changesMode() && s.Nodes > 0 {
+			n = min(s.Nodes, rc.MaxReplicas)
+		}
 		s.New = s.New.CountedBy(n)
 	}
 	return s

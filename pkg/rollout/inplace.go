@@ -22,9 +22,14 @@ func (inPlace) Plan(w *Work) bool {
 	m := w.Upward()
 	n := m.changing(w.Record.Groups)
 	target := n
-	if m.Ctrl.InPlace != nil {
-		target = min(n, m.Ctrl.InPlace.Limit+w.stageSize(n, nil))
-		target = m.atLeast(target)
+	switch {
+	case m.Ctrl.InStages():
+		if m.Status == nil {
+			return false // how many pods are right already is not known
+		}
+		target = m.nextOfMode(n, w.stageSize(n, nil), w.Record.Stage)
+	case m.Ctrl.InPlace != nil:
+		target = m.atLeast(min(n, m.Ctrl.InPlace.Limit+w.stageSize(n, nil)))
 	}
 	percent := 100
 	if n > 0 {
@@ -36,7 +41,7 @@ func (inPlace) Plan(w *Work) bool {
 
 // Next implements Strategy.
 func (inPlace) Next(w *Work) Phase {
-	if m := w.Upward(); m.Target != nil && *m.Target >= m.changing(w.Record.Groups) {
+	if m := w.Upward(); m.Target != nil && *m.Target >= m.changing(w.Record.Groups) && m.kept() == 0 {
 		return Ending
 	}
 	return Moving
@@ -149,7 +154,7 @@ func (m *Member) ahead() bool {
 	if (a.InPlace == nil) != (b.InPlace == nil) || !a.Digests().Equal(b.Digests()) || !m.caughtUp() {
 		return true
 	}
-	return a.InPlace != nil && a.InPlace.Limit != b.InPlace.Limit
+	return a.InPlace != nil && (a.InPlace.Limit != b.InPlace.Limit || m.kept() != kept(&b))
 }
 
 // begins returns what a new upgrade in place begins with, from the controller as it is and what it becomes. A rollout that was given up has left
@@ -159,6 +164,9 @@ func begins(was, next *rc.RC) rc.InPlace {
 	p := was.InPlace
 	if p != nil && p.From != "" {
 		from = p.Former()
+	}
+	if inStages(was, next) {
+		return beginsStages(was, from, to)
 	}
 	var out rc.InPlace
 	roles := changingRoles(was.ReplicaGroups, next.ReplicaGroups, from, to)

@@ -234,6 +234,9 @@ func (w *Work) changed() []rc.RC {
 		if m.Direction == Down && !w.Record.State.Ended() {
 			m.Ctrl.AllowMassStop = m.Ctrl.Generation // of this record, and of none that follows
 		}
+		if m.Ctrl.InStages() && m.read.AllowMassStop != 0 && m.read.AllowMassStop == m.read.Generation {
+			m.Ctrl.AllowMassStop = m.Ctrl.Generation // what somebody let pass goes in several stages
+		}
 		out = append(out, uncounted(m.Ctrl))
 	}
 	return out

@@ -87,6 +87,15 @@ func countOf(groups []rc.ReplicaGroup, role string) int {
 	return rc.Total(slices.DeleteFunc(slices.Clone(groups), func(g rc.ReplicaGroup) bool { return g.Role != role }))
 }
 
+// reshaped returns which pods stay and which go as the document wants them, and how many come.
+func (p *planner) reshaped(c course) (stay, gone []placed, more int) {
+	stay, gone = p.staying(c, p.placed())
+	return stay, gone, p.State.without(gone).place(p.spec, p.missing(p.wanted(), stay), stay).Pods
+}
+
+// sameManifests reports whether a rollout in place changes the mode, and no manifest.
+func sameManifests(limits *rc.InPlace) bool { return limits != nil && limits.Keep != nil && limits.From == "" }
+
 // forecasts lists what owners are going to do, and on which nodes. id is the rollout's once it is written.
 func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *string) []Operation {
 	about := func(r *rc.RC, count int, until Reached, goal int, where *Where) pods {
@@ -109,16 +118,15 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 	}
 	replaced := min(had, total)
 	if target.EachNode() && p.State != nil && p.current != nil && !p.current.RC.EachNode() { // a node keeps one pod
-		stay, gone := p.staying(c, p.placed())
-		replaced, less = len(stay), len(gone)
-		more = p.State.without(gone).place(p.spec, p.missing(p.wanted(), stay), stay).Pods
+		stay, gone, comes := p.reshaped(c)
+		replaced, less, more = len(stay), len(gone), comes
 		total = replaced + more
 	}
 	if c == inPlace {
 		if limits != nil && len(limits.Roles) > 0 {
 			replaced = min(limits.Counted(p.current.RC.ReplicaGroups), limits.Counted(target.ReplicaGroups))
 		}
-		if replaced > 0 {
+		if replaced > 0 && !sameManifests(limits) {
 			ops = append(ops, &UpgradePodsOperation{about(target, replaced, Available, total, p.upgraded(c, limits, replaced))})
 		}
 	}

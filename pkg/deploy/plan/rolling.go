@@ -190,6 +190,8 @@ func (p *planner) course() course {
 		return inPlace // an upgrade was given up, and some pods have the former manifest
 	case (!isInPlace || p.unattached()) && p.unfinished():
 		return recreate
+	case isInPlace && p.changesMode():
+		return inPlace
 	case p.change.Kind != UpToDate || p.drifted():
 		return update
 	case p.MassStop && slices.ContainsFunc(p.svc.Controllers, func(c record.Controller) bool { return withheld(&c) && !allowed(&c.RC) }):
@@ -201,6 +203,12 @@ func (p *planner) course() course {
 
 // otherPods reports whether the controller's pods run other manifests than the document asks for.
 func (p *planner) otherPods() bool { return !p.current.RC.Digests().Equal(p.digests) }
+
+// changesMode reports whether the controller changes between counts and a pod on each node in stages, which a rollout
+// sees to. Ordered groups come an index at a time.
+func (p *planner) changesMode() bool {
+	return p.current != nil && p.current.RC.EachNode() != (p.spec.Mode == rc.EachNode) && !rc.HasOrdered(p.spec.ReplicaGroups)
+}
 
 // unfinished reports whether the rollout to what is in effect failed, or was aborted before it had pods: another revision tries again, in stages and after
 // pre_deploy. Pods that must stay where they are have no successors: where some have run, pre_deploy has, too.

@@ -38,6 +38,13 @@ func (p *planner) begin(svc *record.Service, c course, target rc.RC) (started ro
 	if p.State != nil {
 		s.Epoch = p.State.Epoch
 	}
+	if p.State != nil && c == inPlace && p.changesMode() {
+		stay, _, more := p.reshaped(c)
+		s.Nodes = len(stay) + more
+		if !p.otherPods() {
+			s.Right = len(stay)
+		}
+	}
 	if svc != nil {
 		for _, o := range svc.Controllers {
 			if o.RC.DeletedAt == nil {

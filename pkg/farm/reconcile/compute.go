@@ -70,6 +70,7 @@ type draft struct {
 	blocked  string                // why a drain or an upgrade does not go on
 	withheld int                   // pods that are not stopped because of the breaker
 	waiting  bool                  // something is not done because of the hold
+	later    int                   // pods that come with later stages of a change of mode
 
 	awaitsStop    []string // indices of ordered groups whose former copies may live
 	awaitsService string   // what pods wait for because of the service's other revisions

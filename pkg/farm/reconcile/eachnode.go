@@ -20,6 +20,8 @@ type eachNode struct {
 	matches bool                    // the selector matches a node
 	placed  int                     // pods that are meant to run, and those of slipped that stop
 	slipped int                     // pods on nodes that it does not match any more, those that stop included
+	blocked []string                // nodes that ask for a pod and have only such as must go, by name
+	freeing int                     // nodes that ask for a pod, and where the last copy stops
 }
 
 // countNodes counts the nodes that ask for a pod, and makes them the count of the record. The pods are in order.
@@ -34,8 +36,10 @@ func (s *Snapshot) countNodes() {
 func eachNodeOf(s *Snapshot) *eachNode {
 	e := &eachNode{leaving: map[pod.Identity]string{}}
 	served, copies := map[string]bool{}, map[string]bool{} // nodes with the pod that stays there, and with whatever copy
+	running := map[string]bool{}                           // nodes with a pod that is meant to run
 	for p := range s.all() {
 		copies[p.Node] = true
+		running[p.Node] = running[p.Node] || p.RunState == pod.Running
 		for _, g := range p.Placement.Ghosts {
 			copies[g.Node] = true
 		}
@@ -73,8 +77,13 @@ func eachNodeOf(s *Snapshot) *eachNode {
 		}
 		if !served[name] && s.eligible(name) {
 			served[name] = true
-			if !copies[name] {
+			switch {
+			case !copies[name]:
 				e.nodes = append(e.nodes, name)
+			case running[name]:
+				e.blocked = append(e.blocked, name)
+			default:
+				e.freeing++
 			}
 		}
 	}
@@ -127,12 +136,11 @@ func (s *Snapshot) Follows() labels.Selector {
 
 // follow stops pods on nodes that do not ask for one any more, and asks for one on each node that does.
 func (c *scaling) follow(spare *int) {
-	for p := range c.s.running() {
-		reason, leaves := c.s.each.leaving[p.Identity]
-		if !leaves || c.changed[p.Identity] || kept(c.s, p) != "" {
+	for _, p := range c.leavers() {
+		if c.changed[p.Identity] || kept(c.s, p) != "" {
 			continue
 		}
-		c.remove([]*Pod{p}, 1, spare, reason)
+		c.remove([]*Pod{p}, 1, spare, c.s.each.leaving[p.Identity])
 		if !c.changed[p.Identity] && c.s.Hold == "" && c.s.Breaker == "" {
 			c.block(fmt.Sprintf("%s.%d must leave %s, but a minimum of %d available replicas leaves no room", p.Role, p.Identity.Index, p.Node, c.limits.least))
 		}
@@ -144,7 +152,9 @@ func (c *scaling) follow(spare *int) {
 		}
 	}
 	c.s.each.nodes = slices.Sorted(maps.Keys(wanted))
-	if n := len(wanted); c.mayAdd() {
+	n := min(len(wanted), c.mayCome())
+	c.later = len(wanted) - n
+	if c.mayAdd() {
 		c.place(rc.DefaultRole, nil, n, &n)
 	}
 }

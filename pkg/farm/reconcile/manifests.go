@@ -107,7 +107,9 @@ func formers(s *Snapshot) bool {
 }
 
 // limited reports whether the limit of an upgrade in place counts a pod.
-func (s *Snapshot) limited(p *Pod) bool { return s.RC.InPlace != nil && s.RC.InPlace.Counts(p.Role) }
+func (s *Snapshot) limited(p *Pod) bool {
+	return s.RC.InPlace != nil && s.RC.InPlace.Counts(p.Role) && !s.unasked(p)
+}
 
 // rolls reports whether a pod is one that a rollout judges its stages by: those of a role that does not change say nothing about the change.
 func (s *Snapshot) rolls(p *Pod) bool { return s.current(p) && (s.RC.InPlace == nil || s.limited(p)) }
@@ -150,14 +152,14 @@ func (to rolling) digest(s *Snapshot, role string) string {
 }
 
 // roll returns where the upgrade goes. Without a former digest, pods beyond the limit stay as they are: they would be upgraded over and
-// over.
+// over. So do they while a change of mode goes in stages, whose limit may begin below what is right already.
 func roll(s *Snapshot) rolling {
 	ip := s.RC.InPlace
 	if ip == nil {
 		return rolling{most: math.MaxInt}
 	}
 	over := updated(s) - ip.Limit
-	if formers(s) && over > 0 {
+	if formers(s) && over > 0 && !s.RC.InStages() {
 		return rolling{most: over, back: true}
 	}
 	return rolling{most: max(0, -over)}

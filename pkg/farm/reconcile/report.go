@@ -140,7 +140,7 @@ func (c report) conditions(outdated, adopted, ended int, waitingFor *Pod) {
 	set(rc.Misplaced, misplaced != "", misplaced)
 	if ip := s.RC.InPlace; ip != nil {
 		about := min(ip.Counted(s.RC.ReplicaGroups), st.Desired)
-		set(rc.RolloutGone, s.Rollout == "" && ip.Limit < about, fmt.Sprintf(
+		set(rc.RolloutGone, s.Rollout == "" && (ip.Limit < about || ip.Keep != nil && st.Placed > st.Desired), fmt.Sprintf(
 			"%d of %d pods may run %s, and no rollout is in charge any more", ip.Limit, about, newOnes(s)))
 	} else {
 		set(rc.RolloutGone, false, "")
@@ -172,6 +172,9 @@ func (c report) conditions(outdated, adopted, ended int, waitingFor *Pod) {
 		reason := fmt.Sprintf("%d of %d replicas available%s, %d placed", st.Available, st.Desired, done, st.Placed)
 		if st.Stopping > 0 {
 			reason += fmt.Sprintf(", %d stopping", st.Stopping)
+		}
+		if c.later > 0 {
+			reason += fmt.Sprintf(", %d come with later stages", c.later)
 		}
 		if outdated > 0 {
 			reason += fmt.Sprintf(", %d with another manifest", outdated)

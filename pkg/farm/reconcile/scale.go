@@ -14,6 +14,8 @@ import (
 type scaling struct {
 	*room
 	newest int // new replicas of this plan that a limit counts, and that get the manifest that their role has now
+	mayGo  int // pods beyond those asked for that the stage lets go; see stage
+	lacks  int // new replicas that the stage lets come
 }
 
 // scale brings the number of replicas of each role to what is desired: it asks for removals, and for identities to be
@@ -44,6 +46,7 @@ func (c *scaling) scale() {
 		return
 	}
 	room := c.most() - inUse - c.replaced
+	c.mayGo = c.s.mayGo()
 	known := map[string]bool{}
 	for _, g := range c.s.RC.ReplicaGroups {
 		known[g.Role] = true
@@ -59,9 +62,12 @@ func (c *scaling) scale() {
 		}
 		// What stays as it was found is not counted against those that may go: the others would pay for it.
 		removable := slices.DeleteFunc(slices.Clone(running), c.s.stays)
-		c.remove(removable, len(removable)-*g.Count, &spare, fmt.Sprintf("%d replicas of role %s desired", *g.Count, g.Role))
+		c.removeInStage(removable, len(removable)-*g.Count, &spare, fmt.Sprintf("%d replicas of role %s desired", *g.Count, g.Role))
 		again, leaving := c.secondNodesOf(g.Role)
-		wanted := max(0, *g.Count-len(running)-adopted[g.Role]-leaving)
+		lacking := max(0, *g.Count-len(running)-adopted[g.Role]-leaving)
+		wanted := min(lacking, c.mayCome())
+		c.lacks += wanted
+		c.later += lacking - wanted
 		c.forgetVacant(again[min(wanted, len(again)):])
 		c.place(g.Role, again[:min(wanted, len(again))], c.allowed(wanted, room), &room)
 	}
@@ -70,9 +76,10 @@ func (c *scaling) scale() {
 			c.forgetVacant([]*Pod{p})
 		}
 	}
+	c.makeRoomInStage(room)
 	for p := range c.s.running() {
 		if !known[p.Role] && !c.s.stays(p) {
-			c.remove([]*Pod{p}, 1, &spare, "no role "+p.Role+" desired")
+			c.removeInStage([]*Pod{p}, 1, &spare, "no role "+p.Role+" desired")
 		}
 	}
 }
@@ -115,17 +122,19 @@ func (c *scaling) remove(pods []*Pod, n int, spare *int, reason string) {
 type removable struct {
 	*Pod
 	eligible, available, counts bool
+	outdated                    bool // while a change of mode goes in stages: it has not got the new manifest
 }
 
 // removalOrder returns pods in the order in which they are stopped.
 func removalOrder(s *Snapshot, pods []*Pod) []removable {
 	order := make([]removable, len(pods))
 	for i, p := range pods {
-		order[i] = removable{Pod: p, eligible: s.eligible(p.Node), available: s.available(p), counts: s.counting(p)}
+		order[i] = removable{Pod: p, eligible: s.eligible(p.Node), available: s.available(p), counts: s.counting(p), outdated: s.RC.InStages() && !s.current(p)}
 	}
 	slices.SortFunc(order, func(a, b removable) int {
 		return cmp.Or(
 			boolFirst(!a.eligible, !b.eligible),
+			boolFirst(a.outdated, b.outdated),
 			boolFirst(!a.available, !b.available),
 			b.ChangedAt.Compare(a.ChangedAt),
 			cmp.Compare(b.Identity.Index, a.Identity.Index),
@@ -209,6 +218,7 @@ type upgrades struct{ *room }
 // One that asks for another node holds up nobody for that: there may be none for ever.
 func (c upgrades) upgrade() {
 	to := roll(c.s)
+	to.most -= c.comingInStage()
 	if c.s.Rollout != "" && c.s.RC.InPlace == nil || c.s.Hold != "" {
 		return
 	}
@@ -225,6 +235,8 @@ func (c upgrades) upgrade() {
 			available++
 		}
 		switch {
+		case c.s.unasked(p):
+			continue // it leaves as it is
 		case c.changed[p.Identity] && !slices.Contains(c.plan.Adds, p.Identity):
 			waiting = true
 		case to.back && c.s.limited(p) && !c.s.current(p) && !(p.Digest == to.digest(c.s, p.Role) && p.Switching):

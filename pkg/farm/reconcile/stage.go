@@ -1,0 +1,154 @@
+package reconcile
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// A change of mode goes in stages (ADR 16). Each stage raises the limit of the upgrade in place: so many pods may be where
+// the new mode asks for them, and run the manifest that it asks for. Pods that the new mode asks for nowhere stay until
+// others serve, or until the rollout lets them go.
+
+// unasked reports whether the mode that the controller changes to asks for the pod nowhere.
+func (s *Snapshot) unasked(p *Pod) bool {
+	switch {
+	case !s.RC.InStages():
+		return false
+	case s.each != nil:
+		_, leaves := s.each.leaving[p.Identity]
+		return leaves
+	}
+	return !s.hasRole(p.Role)
+}
+
+func (s *Snapshot) hasRole(role string) bool {
+	for _, g := range s.RC.ReplicaGroups {
+		if g.Role == role {
+			return true
+		}
+	}
+	return false
+}
+
+// keptBeyond returns for how many pods beyond those asked for there is room, because the stage keeps them.
+func (s *Snapshot) keptBeyond() int {
+	if !s.RC.InStages() {
+		return 0
+	}
+	running := 0
+	for range s.running() {
+		running++
+	}
+	return min(*s.RC.InPlace.Keep, max(0, running-s.RC.Desired()))
+}
+
+// mayGo returns how many pods beyond those that the controller asks for may be stopped now. While its mode changes in
+// stages, those stay that the stage keeps, and one for each pod that is asked for and does not serve yet. Pods on nodes
+// that are drained are not among them: they go in any case.
+func (s *Snapshot) mayGo() int {
+	if !s.RC.InStages() {
+		return math.MaxInt
+	}
+	n := 0
+	for p := range s.running() {
+		if !s.mustLeave(p) && (s.available(p) || s.unasked(p)) {
+			n++
+		}
+	}
+	return max(0, n-s.RC.Desired()-*s.RC.InPlace.Keep)
+}
+
+// mustLeave reports whether the pod has to leave its node whatever the stage says.
+func (s *Snapshot) mustLeave(p *Pod) bool {
+	v := s.Nodes[p.Node]
+	return v != nil && v.MustLeave()
+}
+
+// mayCome returns how many new pods the stage lets come.
+func (c *scaling) mayCome() int {
+	if !c.s.RC.InStages() {
+		return math.MaxInt
+	}
+	return max(0, c.s.RC.InPlace.Limit-updated(c.s)-c.newest)
+}
+
+// comingInStage returns for how many of the pods that the stage lets change new ones come. Where the pass before found no
+// nodes for new pods, those that are there change in their place.
+func (c *draft) comingInStage() (n int) {
+	if !c.s.RC.InStages() || c.s.Previous != nil && c.s.Previous.Is(rc.InsufficientNodes) {
+		return 0
+	}
+	for _, id := range c.plan.Adds {
+		if digest, chosen := c.s.chosen[id]; chosen && digest == c.s.RC.ManifestOf(id.Role) {
+			n++
+		}
+	}
+	return n
+}
+
+// removeInStage is remove for no more pods than the stage lets go.
+func (c *scaling) removeInStage(pods []*Pod, n int, spare *int, reason string) {
+	before := len(c.stopped)
+	c.remove(pods, min(n, c.mayGo), spare, reason)
+	c.mayGo -= len(c.stopped) - before
+}
+
+// makeRoomInStage lets pods of roles that are not asked for any more go where those that the stage lets come have no room
+// beside them. room is how many might come before any did. Copies that stop make room already.
+func (c *scaling) makeRoomInStage(room int) {
+	if !c.s.RC.InStages() {
+		return
+	}
+	need := c.lacks - max(0, room)
+	for p := range c.s.all() {
+		if p.RunState == pod.Stopped && !c.s.Vacant(p) {
+			need--
+		}
+	}
+	c.mayGo = max(c.mayGo, need)
+}
+
+// leavers returns the pods of a controller with one on each node that may leave now, in the order in which they do. While
+// its mode changes in stages these are, besides those on drained nodes, as many as the stage lets go, and those that keep a
+// new pod of the stage from a node.
+func (c *scaling) leavers() []*Pod {
+	var leaving []*Pod
+	for p := range c.s.running() {
+		if _, leaves := c.s.each.leaving[p.Identity]; leaves {
+			leaving = append(leaving, p)
+		}
+	}
+	if !c.s.RC.InStages() {
+		return leaving
+	}
+	inTheWay, left := c.inTheWay(leaving), c.mayGo
+	var going []*Pod
+	for _, r := range removalOrder(c.s, leaving) {
+		switch {
+		case c.s.mustLeave(r.Pod) || inTheWay[r.Node]:
+		case left > 0:
+			left--
+		default:
+			continue
+		}
+		going = append(going, r.Pod)
+	}
+	return going
+}
+
+// inTheWay returns the nodes whose pods go so that new ones of the stage can come, those with the fewest first. Nodes that
+// are free, or will be, come before.
+func (c *scaling) inTheWay(leaving []*Pod) map[string]bool {
+	each, pods := c.s.each, map[string]int{}
+	for _, p := range leaving {
+		pods[p.Node]++
+	}
+	blocked := slices.Clone(each.blocked)
+	slices.SortStableFunc(blocked, func(a, b string) int { return cmp.Compare(pods[a], pods[b]) })
+	n := min(len(blocked), max(0, c.mayCome()-len(each.nodes)-each.freeing))
+	return setOfNodes(blocked[:n])
+}
