@@ -15,7 +15,6 @@ type scaling struct {
 	*room
 	newest int // new replicas of this plan that a limit counts, and that get the manifest that their role has now
 	mayGo  int // pods beyond those asked for that the stage lets go; see stage
-	lacks  int // new replicas that the stage lets come
 }
 
 // scale brings the number of replicas of each role to what is desired: it asks for removals, and for identities to be
@@ -41,12 +40,13 @@ func (c *scaling) scale() {
 	}
 	inUse += c.found()
 	spare := available + len(c.companionPods) - c.limits.least // how many available pods may be removed now (P6)
+	c.mayGo = c.s.mayGo()
 	if c.s.each != nil {
 		c.follow(&spare)
 		return
 	}
 	room := c.most() - inUse - c.replaced
-	c.mayGo = c.s.mayGo()
+	lacks, come, roomBefore := 0, c.mayCome(), room
 	known := map[string]bool{}
 	for _, g := range c.s.RC.ReplicaGroups {
 		known[g.Role] = true
@@ -66,8 +66,7 @@ func (c *scaling) scale() {
 		again, leaving := c.secondNodesOf(g.Role)
 		lacking := max(0, *g.Count-len(running)-adopted[g.Role]-leaving)
 		wanted := min(lacking, c.mayCome())
-		c.lacks += wanted
-		c.later += lacking - wanted
+		lacks += lacking
 		c.forgetVacant(again[min(wanted, len(again)):])
 		c.place(g.Role, again[:min(wanted, len(again))], c.allowed(wanted, room), &room)
 	}
@@ -76,7 +75,7 @@ func (c *scaling) scale() {
 			c.forgetVacant([]*Pod{p})
 		}
 	}
-	c.makeRoomInStage(room)
+	c.makeRoomInStage(lacks, come, roomBefore)
 	for p := range c.s.running() {
 		if !known[p.Role] && !c.s.stays(p) {
 			c.removeInStage([]*Pod{p}, 1, &spare, "no role "+p.Role+" desired")

@@ -97,13 +97,15 @@ func (c *scaling) removeInStage(pods []*Pod, n int, spare *int, reason string) {
 	c.mayGo -= len(c.stopped) - before
 }
 
-// makeRoomInStage lets pods of roles that are not asked for any more go where those that the stage lets come have no room
-// beside them. room is how many might come before any did. Copies that stop make room already.
-func (c *scaling) makeRoomInStage(room int) {
+// makeRoomInStage lets pods of roles that are not asked for any more go where new ones have no room beside them: so many
+// are lacking, of which the stage lets some come, and there was room for some. Copies that stop make room already.
+func (c *scaling) makeRoomInStage(lacks, come, room int) {
 	if !c.s.RC.InStages() {
 		return
 	}
-	need := c.lacks - max(0, room)
+	come = min(lacks, come)
+	c.later = lacks - come
+	need := come - max(0, room)
 	for p := range c.s.all() {
 		if p.RunState == pod.Stopped && !c.s.Vacant(p) {
 			need--
@@ -126,6 +128,11 @@ func (c *scaling) leavers() []*Pod {
 		return leaving
 	}
 	inTheWay, left := c.inTheWay(leaving), c.mayGo
+	for _, p := range leaving {
+		if inTheWay[p.Node] {
+			left--
+		}
+	}
 	var going []*Pod
 	for _, r := range removalOrder(c.s, leaving) {
 		switch {
