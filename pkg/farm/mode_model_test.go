@@ -1,0 +1,265 @@
+package farm_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// modeModel changes a controller between counts and a pod on each node, as an owner does: passes decide, then the rollout.
+// Nodes do what they are told, some at once and some later.
+type modeModel struct {
+	t     *rapid.T
+	s     reconcile.Snapshot
+	rec   *rollout.Record
+	sick  bool // the new manifest never becomes available
+	full  map[string]bool
+	trace []string
+	end   rollout.State
+}
+
+const modelRC = "01M8HAJ39N3J9X060XSRHQH9FM-1"
+
+func newModeModel(t *rapid.T, nodes int) *modeModel {
+	m := &modeModel{t: t, full: map[string]bool{}}
+	m.s = reconcile.Snapshot{Now: time.Unix(1_700_000_000, 0), Owner: "f1", Epoch: "e", Nodes: map[string]*node.View{}}
+	m.s.Manifests = map[string]*manifest.Manifest{}
+	for _, digest := range []string{"m1", "m2"} {
+		m.s.Manifests[digest] = &manifest.Manifest{Version: 1, ID: "p", MinReady: new(field.Duration)}
+	}
+	for range nodes {
+		m.join()
+	}
+	m.s.RC = rc.RC{
+		ID: modelRC, Name: "web-r1", ManifestDigest: "m1", Generation: 7, Strategy: rc.Dynamic,
+		Service: &rc.Service{Name: "web", Revision: 1},
+	}
+	return m
+}
+
+func (m *modeModel) join() {
+	name := fmt.Sprintf("n%d", len(m.s.Nodes))
+	m.s.Nodes[name] = &node.View{Node: node.Node{Name: name, Epoch: "e", Capacity: node.Capacity{Slots: 99}}, Alive: true}
+}
+
+// place runs a pod that is available.
+func (m *modeModel) place(role string, index int, on string) {
+	id := pod.Identity{RCID: modelRC, Role: role, Index: index}
+	m.s.Pods = append(m.s.Pods, reconcile.Pod{
+		Placement: pod.Placement{Identity: id, Node: on, PodID: "p", Digest: "m1", RunState: pod.Running, Revision: 1, ChangedAt: m.s.Now},
+		Reality:   &pod.Reality{Identity: id, Node: on, Digest: "m1", Revision: 1, State: pod.StateReady, Available: true},
+	})
+}
+
+// begin starts the change.
+func (m *modeModel) begin(next rc.RC, step int) {
+	st := m.pass()
+	next.Generation++
+	started, err := rollout.Begin(rollout.Start{
+		ID: "R", Service: "web", By: "ann", Now: m.s.Now, Epoch: "e", New: next, Old: []rollout.Seen{{RC: m.s.RC, Status: st}}, InEffect: 1,
+		Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy, Step: &rollout.Amount{N: step}},
+	})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.rec, m.s.Rollout, m.s.RC = &started.Record, "R", started.RCs[0]
+}
+
+// pass decides about pods, and does it.
+func (m *modeModel) pass() *rc.Status {
+	m.s.Manifest = m.s.Manifests[m.s.RC.ManifestDigest]
+	given := m.s.RC
+	s := m.s
+	s.Pods = slices.Clone(m.s.Pods)
+	plan := reconcile.Compute(&s)
+	wanted, each := s.WantedNodes()
+	placer := reconcile.NewPlacer(&s)
+	var left []pod.Identity
+	for _, id := range plan.Adds {
+		if !each {
+			wanted = m.emptiest()
+		}
+		i := slices.IndexFunc(wanted, func(name string) bool { return !m.full[name] })
+		if i < 0 {
+			left = append(left, id)
+			continue
+		}
+		plan.Changes = append(plan.Changes, placer.On(id, wanted[i]))
+		if each {
+			wanted = slices.Delete(slices.Clone(wanted), i, i+1)
+		}
+	}
+	plan.Short(&s, left, "resources", time.Second)
+	for i := range plan.Changes {
+		m.apply(&plan.Changes[i])
+	}
+	m.s.RC, m.s.Previous = given, &plan.Status
+	return &plan.Status
+}
+
+func (m *modeModel) emptiest() []string {
+	on := map[string]int{}
+	for i := range m.s.Pods {
+		on[m.s.Pods[i].Node]++
+	}
+	var names []string
+	for name := range m.s.Nodes {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int { return (on[a]-on[b])*100 + strings.Compare(a, b) })
+	return names
+}
+
+func (m *modeModel) apply(ch *reconcile.Change) {
+	m.trace = append(m.trace, ch.String())
+	i := slices.IndexFunc(m.s.Pods, func(p reconcile.Pod) bool { return p.Identity == ch.Identity })
+	switch {
+	case ch.Placement == nil:
+		m.s.Pods = slices.Delete(slices.Clone(m.s.Pods), i, i+1)
+	case i < 0:
+		m.s.Pods = append(m.s.Pods, reconcile.Pod{Placement: *ch.Placement})
+	default:
+		m.s.Pods[i].Placement = *ch.Placement
+	}
+}
+
+// nodes do some of what they are told.
+func (m *modeModel) nodes() {
+	for i := range m.s.Pods {
+		p := &m.s.Pods[i]
+		r := pod.Reality{Identity: p.Identity, Node: p.Node, Digest: p.Digest, Revision: p.Revision, State: pod.StateReady, Available: true}
+		switch {
+		case p.Reality != nil && p.Reality.Digest == p.Digest && p.Reality.Revision == p.Revision && p.Reality.Available:
+			continue
+		case p.RunState == pod.Running && p.Reality != nil && p.Reality.Digest == p.Digest && p.Reality.Available: // nothing restarts
+		case p.RunState == pod.Stopped:
+			r.State, r.Available = pod.StateStopped, false
+		case m.sick && p.Digest == "m2", rapid.IntRange(0, 2).Draw(m.t, "slow") == 0:
+			r.State, r.Available = pod.StateUnhealthy, false
+		}
+		p.Reality = &r
+	}
+}
+
+// look is one look of the owner, after nodes have done something.
+func (m *modeModel) look() {
+	m.s.Now = m.s.Now.Add(10 * time.Second)
+	m.nodes()
+	st := m.pass()
+	if m.rec == nil {
+		return
+	}
+	d := rollout.Decide(*m.rec, rollout.Observed{
+		Now: m.s.Now, Epoch: "e", Revisions: map[string]rollout.Seen{modelRC: {RC: m.s.RC, Status: st}},
+	})
+	m.trace = append(m.trace, d.Audit...)
+	for _, r := range d.RCs {
+		m.trace = append(m.trace, fmt.Sprintf("record %s %+v", r.Mode, r.InPlace))
+		if err := r.Check(); err != nil {
+			m.t.Fatal(err)
+		}
+		m.s.RC = r
+	}
+	if m.rec = &d.Record; d.Ended {
+		m.rec, m.s.Rollout, m.end = nil, "", d.Record.State
+	} else if err := d.Record.Check(); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// serving counts the pods that serve, and those that are to run and do not.
+func (m *modeModel) serving() (serve, not int) {
+	for i := range m.s.Pods {
+		p := &m.s.Pods[i]
+		switch {
+		case p.RunState != pod.Running:
+		case p.Reality != nil && p.Reality.Available && p.Reality.Digest == p.Digest:
+			serve++
+		default:
+			not++
+		}
+	}
+	return serve, not
+}
+
+// Whatever the nodes have, a change between counts and a pod on each node ends, keeps the minimum, and never has more pods
+// that do not serve than a stage brings; a version that does not serve goes back to what was.
+func TestChangesOfModeGoInStages(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		nodes, counts := rapid.IntRange(1, 7).Draw(t, "nodes"), rapid.IntRange(1, 9).Draw(t, "counts")
+		step := rapid.IntRange(1, 3).Draw(t, "step")
+		m := newModeModel(t, nodes)
+		toEach := rapid.Bool().Draw(t, "to each node")
+		role := rapid.SampledFrom([]string{"main", "main", "side"}).Draw(t, "role")
+		groups := []rc.ReplicaGroup{{Role: role, Count: &counts}}
+		had, has := counts, nodes
+		next := m.s.RC
+		if toEach {
+			m.s.RC.ReplicaGroups, next.Mode = groups, rc.EachNode
+			for i := range counts {
+				m.place(role, i, fmt.Sprintf("n%d", rapid.IntRange(0, nodes-1).Draw(t, "on")))
+			}
+		} else {
+			m.s.RC.Mode, next.ReplicaGroups = rc.EachNode, groups
+			for i := range nodes {
+				m.place("main", i, fmt.Sprintf("n%d", i))
+			}
+			had, has = nodes, counts
+		}
+		if rapid.Bool().Draw(t, "new version") {
+			next.ManifestDigest = "m2"
+			m.sick = rapid.IntRange(0, 3).Draw(t, "sick") == 0
+		}
+		before := m.s.RC
+		m.begin(next, step)
+		least, joins := min(had, has)-1, rapid.IntRange(0, 40).Draw(t, "joins")
+		for look := 0; m.rec != nil || look < 20; look++ {
+			if look > 3000 {
+				t.Fatalf("it does not end: %+v\n%+v\n%+v\n%s", m.rec, m.s.RC.InPlace, m.s.Previous, strings.Join(m.trace, "\n"))
+			}
+			if look == joins && toEach {
+				m.join()
+			}
+			m.look()
+			serve, not := m.serving()
+			progressing := m.rec != nil && m.rec.State == rollout.Progressing
+			if serve < least || progressing && not > step {
+				t.Fatalf("%d serve, at least %d must; %d do not, at most %d may\n%s", serve, least, not, step, strings.Join(m.trace, "\n"))
+			}
+		}
+		for range 60 {
+			m.look()
+		}
+		want := rollout.Done
+		if m.sick {
+			want = rollout.Failed
+		}
+		serve, not := m.serving()
+		if m.s.RC.EachNode() {
+			has, had = len(m.s.Nodes), len(m.s.Nodes)
+		}
+		pods := has
+		if want == rollout.Failed {
+			pods = had
+		}
+		if m.end != want || m.s.RC.InPlace != nil || serve != pods || not != 0 || want == rollout.Failed && (m.s.RC.Mode != before.Mode || m.s.RC.ManifestDigest != "m1") {
+			t.Fatalf("%s: %d serve of %d, %d do not: %+v\n%s", m.end, serve, pods, not, m.s.RC, strings.Join(m.trace, "\n"))
+		}
+		if !m.s.Previous.Is(rc.Converged) || m.s.Previous.Desired != pods {
+			t.Fatalf("the status is %+v", m.s.Previous)
+		}
+	})
+}
