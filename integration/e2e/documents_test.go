@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -297,17 +298,80 @@ func modeChange(e *env) {
 	e.runs(map[string]int{"2": 2})
 }
 
+// modeStages: a service of 4 counted pods on 6 nodes gets a pod on each node in stages of one pod, and counts again with
+// another version. Never do fewer serve than the minimum, and never are more on their way than a stage has. A version that
+// does not serve stops at the first stage: all old pods serve meanwhile, and are left as they were.
+func modeStages(e *env) {
+	e.site(6, 1)
+	const update = "step: 1, stage_timeout: 20s"
+	each := func(w web) string {
+		return strings.Replace(e.document(w), "replicas: 4\n", "mode: each-node\n", 1)
+	}
+	w := web{replicas: 4, version: "1", update: update}
+	e.deployed(w)
+	old := e.processes()
+
+	sick := web{replicas: 4, version: "2", update: "step: 1, stage_timeout: 8s", env: map[string]string{"HELLO_SICK": "1"}}
+	seen := e.watched("web-r1", func() {
+		if out, err := e.tryRcctl(each(sick), "deploy", "-f", "-", "--yes"); err == nil || !strings.Contains(err.Error(), "exit status 5") {
+			e.t.Errorf("rcctl deploy of a sick version: %v\n%s", err, out)
+		}
+	}, 4)
+	if seen.least < 4 || seen.coming > 1 || seen.most > 5 || len(seen.limits) == 0 || seen.limits[0] > 1 {
+		e.t.Errorf("on the way to a sick version on each node: %+v", seen)
+	}
+	e.sameProcesses(old, "after a sick version")
+
+	w.version = "3"
+	out, err := e.tryRcctl(each(w), "plan", "-f", "-")
+	if err == nil || !strings.Contains(err.Error(), "exit status 6") || !strings.Contains(out, "in 6 stages of up to 1, at least 4 available") {
+		e.t.Errorf("rcctl plan: %v\n%s", err, out)
+	}
+	seen = e.watched("web-r1", func() { e.rcctl(each(w), "deploy", "-f", "-", "--yes") }, 6)
+	if seen.least < 4 || seen.coming > 1 || !slices.Equal(seen.limits, []int{0, 1, 2, 3, 4, 5, 6}) && !slices.Equal(seen.limits, []int{1, 2, 3, 4, 5, 6}) {
+		e.t.Errorf("on the way to each node: %+v", seen)
+	}
+	e.onEach("3", "n1", "n2", "n3", "n4", "n5", "n6")
+
+	w.version = "4"
+	seen = e.watched("web-r1", func() { e.rcctl(e.document(w), "deploy", "-f", "-", "--yes") }, 4)
+	if seen.least < 3 || seen.coming > 1 || seen.most > 6 || seen.limits[len(seen.limits)-1] != 4 {
+		e.t.Errorf("on the way to 4 pods: %+v", seen)
+	}
+	e.runs(map[string]int{"4": 4})
+}
+
+// watched is what was seen of a controller while it changed: the fewest pods that were available, the most that were not
+// and were to run, the most that were to run, and the limits of its upgrade in place in their order.
+type watched struct {
+	least, coming, most int
+	limits              []int
+}
+
 // least does something, waits until a controller has exactly so many pods, all available, and returns how few were
 // available in between.
 func (e *env) least(name string, do func(), pods int) int {
 	e.t.Helper()
-	id, least := e.rcID(name), 1000
+	return e.watched(name, do, pods).least
+}
+
+// watched is least with all that was seen in between.
+func (e *env) watched(name string, do func(), pods int) watched {
+	e.t.Helper()
+	id, seen := e.rcID(name), watched{least: 1000}
 	done := make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() {
 		for {
 			if st, err := e.store.Statuses.Get(context.Background(), store.Consistent, id); err == nil {
-				least = min(least, st.Value.Available)
+				seen.least = min(seen.least, st.Value.Available)
+				seen.most = max(seen.most, st.Value.Placed)
+				seen.coming = max(seen.coming, st.Value.Placed-st.Value.Available)
+			}
+			if r, err := e.store.RCs.Get(context.Background(), store.Consistent, id); err == nil && r.Value.InPlace != nil {
+				if n := r.Value.InPlace.Limit; len(seen.limits) == 0 || seen.limits[len(seen.limits)-1] != n {
+					seen.limits = append(seen.limits, n)
+				}
 			}
 			select {
 			case <-done:
@@ -325,5 +389,5 @@ func (e *env) least(name string, do func(), pods int) int {
 	})
 	close(done)
 	watching.Wait()
-	return least
+	return seen
 }

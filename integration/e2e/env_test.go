@@ -105,6 +105,7 @@ var scenarios = map[string]func(*env){
 	"deploy-waits":          deployWaits,
 	"plan-nodes":            planNodes,
 	"mode-change":           modeChange,
+	"mode-stages":           modeStages,
 	"drain-volume":          drainVolume,
 	"relabel":               relabel,
 	"crash-loop":            crashLoop,

@@ -1,0 +1,236 @@
+package rollout_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/rollout"
+)
+
+// changing is a controller before and after a change of mode.
+type changing struct{ was, next rc.RC }
+
+// toEach changes from so many counted pods, toCounts from one on each node to so many.
+func toEach(n int, digest string) changing {
+	f := newFleet()
+	f.rc.Mode, f.rc.ReplicaGroups = "", groupsOf(n)
+	next := f.rc
+	next.Mode, next.ReplicaGroups, next.ManifestDigest = rc.EachNode, nil, digest
+	return changing{f.rc, next}
+}
+
+func toCounts(n int, digest string) changing {
+	f := newFleet()
+	next := f.rc
+	next.Mode, next.ReplicaGroups, next.ManifestDigest = "", groupsOf(n), digest
+	return changing{f.rc, next}
+}
+
+func (c changing) start(placed int, k rollout.Knobs) rollout.Start {
+	k.Strategy = rollout.InPlaceStrategy
+	st := &rc.Status{RCID: web1, ObservedGeneration: 3, Desired: placed, Placed: placed, Available: placed, Epoch: "n1"}
+	return rollout.Start{ID: "R", Service: "web", By: "ann", Now: t0, Epoch: "n1", New: c.next, Knobs: k, Old: []rollout.Seen{{RC: c.was, Status: st}}}
+}
+
+// What a change of mode begins with, and what people are told beforehand.
+func TestABeginningOfAChangeOfMode(t *testing.T) {
+	ordered := toCounts(4, "d1")
+	ordered.next.ReplicaGroups[0].Ordered = true
+	givenUp, another := toEach(4, "d2"), toEach(4, "d2")
+	givenUp.was.Mode, givenUp.was.ReplicaGroups, givenUp.was.ManifestDigest = rc.EachNode, nil, "d2"
+	givenUp.was.InPlace = &rc.InPlace{From: "d1", Limit: 3, Keep: new(0)}
+	another.was = givenUp.was
+	another.next.ManifestDigest = "d3"
+	for name, c := range map[string]struct {
+		changing
+		placed, nodes, right int
+		want                 rc.InPlace
+		stages, least, total int
+	}{
+		"to each node":              {toEach(4, "d1"), 4, 6, 4, rc.InPlace{Keep: new(4)}, 2, 4, 6},
+		"to fewer":                  {toEach(9, "d1"), 9, 3, 3, rc.InPlace{Keep: new(9)}, 6, 2, 3},
+		"nobody knows the nodes":    {toEach(4, "d1"), 4, 0, 0, rc.InPlace{Keep: new(4)}, 4, 3, 4},
+		"more nodes than may be":    {toEach(4, "d1"), 4, rc.MaxReplicas + 1, rc.MaxReplicas, rc.InPlace{Keep: new(4)}, 1, 4, rc.MaxReplicas},
+		"with a new version":        {toEach(4, "d2"), 4, 6, 0, rc.InPlace{From: "d1", Keep: new(4)}, 6, 4, 6},
+		"to counts":                 {toCounts(8, "d1"), 6, 0, 6, rc.InPlace{Keep: new(6)}, 2, 6, 8},
+		"to fewer counts":           {toCounts(4, "d2"), 6, 0, 0, rc.InPlace{From: "d1", Keep: new(6)}, 4, 3, 4},
+		"an ordered group":          {ordered, 6, 0, 0, rc.InPlace{Limit: 4}, 4, 3, 4},
+		"one that was given up":     {givenUp, 5, 0, 0, rc.InPlace{From: "d1", Keep: new(5)}, 5, 4, 5},
+		"and with another manifest": {another, 5, 0, 0, rc.InPlace{From: "d1", Keep: new(5)}, 5, 4, 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := c.start(c.placed, rollout.Knobs{Step: amount(1)})
+			s.Nodes, s.Right = c.nodes, c.right
+			started, err := rollout.Begin(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := started.Record
+			if diff := cmp.Diff(&c.want, started.RCs[0].InPlace); diff != "" || r.Stages != c.stages || r.Update.Min != c.least || r.Total() != c.total {
+				t.Errorf("%s%d stages to %d, at least %d; want %d to %d, %d", diff, r.Stages, r.Total(), r.Update.Min, c.stages, c.total, c.least)
+			}
+		})
+	}
+}
+
+// A change of mode alone takes no pod before it has another. One of the manifest, too, does.
+func TestAChangeOfModeAloneNeedsNoPodToBeMissing(t *testing.T) {
+	given := toEach(4, "d1")
+	given.was.InPlace = &rc.InPlace{Limit: 1}
+	for name, c := range map[string]struct {
+		changing
+		refused bool
+	}{"alone": {toEach(4, "d1"), false}, "with a new version": {toEach(4, "d2"), true}, "after one that was given up": {given, true}} {
+		_, err := rollout.Begin(c.start(4, rollout.Knobs{MaxUnavailable: amount(0)}))
+		if errors.Is(err, rollout.ErrRefused) != c.refused {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// reported is what an owner says of a controller in the middle of a change of mode.
+type reported struct {
+	desired, placed, available, updated, updatedAvailable, lost, unmanaged, stopping int
+	noNode                                                                           bool
+}
+
+func (r reported) status(generation int64) *rc.Status {
+	st := &rc.Status{
+		RCID: web1, ObservedGeneration: generation, Epoch: "n1", Desired: r.desired, Placed: r.placed, Available: r.available,
+		Updated: r.updated, UpdatedAvailable: r.updatedAvailable, Lost: r.lost, Unmanaged: r.unmanaged, Stopping: r.stopping,
+	}
+	if r.noNode {
+		st.Conditions = []rc.Condition{{Type: rc.InsufficientNodes, True: true, Since: t0}}
+	}
+	return st
+}
+
+// middle is a change of mode in the middle of a stage.
+func middle(t *testing.T, c changing, stage, target, keep int, phase rollout.Phase) (rollout.Record, rc.RC) {
+	t.Helper()
+	started, err := rollout.Begin(c.start(4, rollout.Knobs{Step: amount(2)}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, r := started.Record, started.RCs[0]
+	rec.Stage, rec.Stages, rec.Phase = stage, max(stage, rec.Stages), phase
+	r.InPlace.Limit, r.InPlace.Keep = target, &keep
+	if phase == rollout.Moving {
+		rec.Revisions[0].Target = &target
+	}
+	return rec, r
+}
+
+func decided(rec rollout.Record, r rc.RC, st *rc.Status, now time.Time) rollout.Decision {
+	return rollout.Decide(rec, rollout.Observed{Now: now, Epoch: "n1", Revisions: map[string]rollout.Seen{web1: {RC: r, Status: st}}})
+}
+
+// What the next stage of a change of mode lets come and go.
+func TestModeStagesArePlanned(t *testing.T) {
+	for name, c := range map[string]struct {
+		stage, limit, keep    int
+		is                    reported
+		wantLimit, wantToKeep int
+	}{
+		"the first begins with what is right":  {1, 0, 4, reported{desired: 9, placed: 4, updated: 4}, 6, 0},
+		"or with its limit":                    {2, 6, 4, reported{desired: 9, placed: 6, updated: 4}, 8, 0},
+		"no more than there are nodes":         {2, 8, 4, reported{desired: 9, placed: 8, updated: 8}, 9, 0},
+		"the first keeps all":                  {1, 0, 9, reported{desired: 4, placed: 9, updated: 1}, 3, 5},
+		"later ones let go":                    {2, 2, 5, reported{desired: 4, placed: 9, updated: 2}, 4, 3},
+		"no more than are beyond":              {2, 2, 5, reported{desired: 4, placed: 5, updated: 2}, 4, 0},
+		"also the first where none is missing": {1, 0, 9, reported{desired: 4, placed: 9, updated: 4}, 4, 3},
+		"all nodes have gone but some":         {2, 6, 0, reported{desired: 4, placed: 4, updated: 4}, 6, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rec, r := middle(t, toEach(4, "d1"), c.stage, c.limit, c.keep, rollout.Planning)
+			d := decided(rec, r, c.is.status(r.Generation), t0)
+			got := r
+			if len(d.RCs) > 0 {
+				got = d.RCs[0]
+			}
+			if got.InPlace == nil || got.InPlace.Limit != c.wantLimit || *got.InPlace.Keep != c.wantToKeep {
+				t.Errorf("%+v, want the limit %d, keeping %d", got.InPlace, c.wantLimit, c.wantToKeep)
+			}
+			if unknown := decided(rec, r, nil, t0); len(unknown.RCs) > 0 || unknown.Record.Phase != rollout.Planning {
+				t.Errorf("without a status: %+v", unknown)
+			}
+		})
+	}
+}
+
+// When a stage of a change of mode is done, and what it says that it waits for.
+func TestModeStagesEnd(t *testing.T) {
+	const more = "%d of %d pods of web-r1 are where they should be, as they should be, and available"
+	for name, c := range map[string]struct {
+		target, keep int
+		is           reported
+		waits        string // "": done
+	}{
+		"all serve":                        {5, 0, reported{desired: 9, placed: 5, available: 5, updated: 5, updatedAvailable: 5}, ""},
+		"one does not":                     {5, 0, reported{desired: 9, placed: 5, available: 4, updated: 5, updatedAvailable: 4}, fmt.Sprintf(more, 4, 5)},
+		"one has not come":                 {5, 0, reported{desired: 9, placed: 4, available: 4, updated: 4, updatedAvailable: 4}, fmt.Sprintf(more, 4, 5)},
+		"one of fewer nodes":               {5, 0, reported{desired: 4, placed: 4, available: 4, updated: 4, updatedAvailable: 4}, ""},
+		"one is lost":                      {5, 0, reported{desired: 5, placed: 5, available: 4, updated: 5, updatedAvailable: 4, lost: 1}, ""},
+		"one has no preparer":              {5, 0, reported{desired: 5, placed: 5, available: 4, updated: 5, updatedAvailable: 4, unmanaged: 1}, ""},
+		"all are lost":                     {5, 0, reported{desired: 5, placed: 5, updated: 5, lost: 5}, fmt.Sprintf(more, 0, 5)},
+		"there is no node":                 {5, 0, reported{}, ""},
+		"what is right went with its node": {2, 0, reported{desired: 9, placed: 9, available: 7, updated: 3, updatedAvailable: 1, lost: 2}, ""},
+		"no node for one":                  {5, 0, reported{desired: 9, placed: 4, available: 4, updated: 4, updatedAvailable: 4, noNode: true}, ""},
+		"while another is not right":       {5, 0, reported{desired: 9, placed: 4, available: 4, updated: 3, updatedAvailable: 3, noNode: true}, fmt.Sprintf(more, 3, 5)},
+		"while another does not serve":     {5, 0, reported{desired: 9, placed: 4, available: 3, updated: 4, updatedAvailable: 3, noNode: true}, fmt.Sprintf(more, 3, 5)},
+		"no node for any":                  {5, 0, reported{desired: 9, noNode: true}, fmt.Sprintf(more, 0, 5)},
+		"one is beyond":                    {5, 0, reported{desired: 5, placed: 6, available: 6, updated: 5, updatedAvailable: 5}, "1 pods of web-r1 have yet to stop"},
+		"one beyond stops":                 {5, 0, reported{desired: 5, placed: 5, available: 5, updated: 5, updatedAvailable: 5, stopping: 1}, "1 pods of web-r1 have yet to stop"},
+		"one beyond may stay":              {5, 1, reported{desired: 5, placed: 6, available: 6, updated: 5, updatedAvailable: 5}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rec, r := middle(t, toEach(4, "d1"), 2, c.target, c.keep, rollout.Moving)
+			st := c.is.status(r.Generation)
+			d := decided(rec, r, st, t0)
+			if done := d.Record.Stage > 2 || d.Record.Phase != rollout.Moving; done != (c.waits == "") {
+				t.Errorf("phase %s of stage %d", d.Record.Phase, d.Record.Stage)
+			}
+			if c.waits == "" {
+				return
+			}
+			rec.Progress = rc.MaxPods
+			later := decided(rec, r, st, t0.Add(time.Hour))
+			if want := "no progress for 2m0s: " + c.waits; later.Record.Reason != want {
+				t.Errorf("it says %q, want %q", later.Record.Reason, want)
+			}
+		})
+	}
+}
+
+// Pods that stop are progress, and what one deployment allows to stop goes in several stages.
+func TestModeStagesMoveOn(t *testing.T) {
+	rec, r := middle(t, toEach(4, "d1"), 2, 4, 0, rollout.Moving)
+	r.AllowMassStop = r.Generation
+	rec.Progress = 4 - 2
+	d := decided(rec, r, reported{desired: 4, placed: 5, available: 5, updated: 4, updatedAvailable: 4}.status(r.Generation), t0.Add(time.Minute))
+	if d.Record.Progress != 3 || !d.Record.ProgressAt.Equal(t0.Add(time.Minute)) {
+		t.Errorf("progress %d at %s", d.Record.Progress, d.Record.ProgressAt)
+	}
+	for generation, want := range map[int64]int64{r.Generation: r.Generation + 1, r.Generation - 1: r.Generation - 1, 0: 0} {
+		rec, r := middle(t, toEach(4, "d1"), 2, 4, 3, rollout.Planning)
+		r.AllowMassStop = generation
+		d := decided(rec, r, reported{desired: 4, placed: 7, available: 7, updated: 4, updatedAvailable: 4}.status(r.Generation), t0)
+		if len(d.RCs) != 1 || d.RCs[0].AllowMassStop != want {
+			t.Errorf("%d allowed at generation %d: %+v", generation, r.Generation, d.RCs)
+		}
+	}
+}
+
+// A status of before a change of mode says nothing about how many nodes ask for a pod.
+func TestAStatusOfAnotherModeIsNotCounted(t *testing.T) {
+	rec, r := middle(t, toEach(4, "d1"), 1, 0, 4, rollout.Planning)
+	d := decided(rec, r, reported{desired: 9, placed: 9}.status(r.Generation-1), t0)
+	if d.Record.Total() != 4 {
+		t.Errorf("it ends with %d", d.Record.Total())
+	}
+}
