@@ -203,6 +203,12 @@ func upgrade(s *Situation) []Cause {
 	if s.is(rc.Blocked) {
 		causes = append(causes, Cause{"It is blocked: " + s.why(rc.Blocked) + ".", unblock(s)})
 	}
+	if st := s.Status; s.RC.InStages() && s.Rollout != "" && st != nil && st.Placed != st.Desired {
+		causes = append(causes, Cause{
+			fmt.Sprintf("Its mode changes in stages: it has %d pods on the way to %d; rollout %s is in charge of that.", st.Placed, st.Desired, s.Rollout),
+			"Look at the rollout.",
+		})
+	}
 	outdated := 0
 	for i := range s.Placements {
 		if p := &s.Placements[i]; p.RunState == pod.Running && p.Digest != s.RC.ManifestOf(p.Role) {

@@ -98,11 +98,13 @@ func TestAPlanBetweenModes(t *testing.T) {
 		name    string
 		was, is *record.ServiceSpec
 		on      []string
+		rollout string
 		want    []string
 	}{
 		{
 			"to each node", counts(6), each(),
 			[]string{"n0", "n0", "n0", "n1", "n1", "n2"},
+			"4 in 2 stages of up to 1, at least 3 available, at most 0 more than 4",
 			[]string{
 				"run 1 pod of web-r1 (forecast: n3)",
 				"stop 3 pods of web-r1 (forecast: n0 (2 pods), n1)", "remove 3 pods of web-r1 (forecast: n0 (2 pods), n1)",
@@ -111,6 +113,7 @@ func TestAPlanBetweenModes(t *testing.T) {
 		{
 			"to each node, with a new version", counts(3), each(newManifest),
 			[]string{"n0", "n0", "n1"},
+			"4 in 4 stages of up to 1, at least 3 available, at most 0 more than 4",
 			[]string{
 				"upgrade in place 2 pods of web-r1 (forecast: n0, n1)", "run 2 pods of web-r1 (forecast: n2, n3)",
 				"stop 1 pod of web-r1 (forecast: n0)", "remove 1 pod of web-r1 (forecast: n0)",
@@ -119,6 +122,7 @@ func TestAPlanBetweenModes(t *testing.T) {
 		{
 			"to fewer", each(), counts(1),
 			[]string{"n0", "n1", "n2", "n3"},
+			"1 in 3 stages of up to 1, at least 0 available, at most 0 more than 1",
 			[]string{
 				"stop 3 pods of web-r1 (forecast: n1, n2, n3)", "remove 3 pods of web-r1 (forecast: n1, n2, n3)",
 			},
@@ -126,6 +130,7 @@ func TestAPlanBetweenModes(t *testing.T) {
 		{
 			"to more", each(), counts(5),
 			[]string{"n0", "n1", "n2", "n3"},
+			"5 in 1 stage of up to 1, at least 4 available, at most 0 more than 5",
 			[]string{"run 1 pod of web-r1 (forecast: n0)"},
 		},
 	} {
@@ -140,10 +145,17 @@ func TestAPlanBetweenModes(t *testing.T) {
 			if diff := cmp.Diff(tt.want, forecasts(&p)); err != nil || diff != "" {
 				t.Error(err, diff)
 			}
+			started := ""
 			for _, l := range p.Lines() {
 				if strings.HasPrefix(l.Text, "scale ") {
 					t.Errorf("%q, where the nodes say how many pods there are", l.Text)
 				}
+				if text, is := strings.CutPrefix(l.Text, "start rollout in-place: "); is {
+					started = text
+				}
+			}
+			if started != tt.rollout {
+				t.Errorf("the rollout is %q, want %q", started, tt.rollout)
 			}
 		})
 	}
