@@ -2,6 +2,7 @@ package farm_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -223,17 +224,33 @@ func TestChangesOfModeGoInStages(t *testing.T) {
 			next.ManifestDigest = "m2"
 			m.sick = rapid.IntRange(0, 3).Draw(t, "sick") == 0
 		}
+		for i := range nodes {
+			m.full[fmt.Sprintf("n%d", i)] = toEach && rapid.IntRange(0, 15).Draw(t, "full") == 0
+		}
 		before := m.s.RC
 		m.begin(next, step)
+		verb := rapid.SampledFrom([]rollout.Verb{"", "", rollout.RollbackVerb, rollout.AbortVerb}).Draw(t, "verb")
+		asks, back, aborted := rapid.IntRange(0, 30).Draw(t, "asks"), false, false
 		least, joins := min(had, has)-1, rapid.IntRange(0, 40).Draw(t, "joins")
 		for look := 0; m.rec != nil || look < 20; look++ {
+			if look > 300 && slices.Contains(slices.Collect(maps.Values(m.full)), true) {
+				return // the minimum counts nodes without room, too, and may keep pods as and where they are
+			}
 			if look > 3000 {
 				t.Fatalf("it does not end: %+v\n%+v\n%+v\n%s", m.rec, m.s.RC.InPlace, m.s.Previous, strings.Join(m.trace, "\n"))
 			}
 			if look == joins && toEach {
 				m.join()
 			}
-			m.look()
+			asked := look == asks && verb != "" && m.rec != nil && m.rec.State == rollout.Progressing
+			if asked {
+				m.rec.Request = &rollout.Request{Verb: verb, By: "ann", At: m.s.Now}
+				back = verb == rollout.RollbackVerb
+			}
+			if m.look(); asked && verb == rollout.AbortVerb {
+				aborted = true
+				m.begin(next, step)
+			}
 			serve, not := m.serving()
 			progressing := m.rec != nil && m.rec.State == rollout.Progressing
 			if serve < least || progressing && not > step {
@@ -244,15 +261,21 @@ func TestChangesOfModeGoInStages(t *testing.T) {
 			m.look()
 		}
 		want := rollout.Done
-		if m.sick {
+		if m.sick || back {
 			want = rollout.Failed
 		}
 		serve, not := m.serving()
 		if m.s.RC.EachNode() {
 			has, had = len(m.s.Nodes), len(m.s.Nodes)
 		}
+		if slices.Contains(slices.Collect(maps.Values(m.full)), true) {
+			return
+		}
 		pods := has
-		if want == rollout.Failed {
+		switch {
+		case aborted: // nobody knows the former mode any more
+			before.Mode = next.Mode
+		case want == rollout.Failed:
 			pods = had
 		}
 		if m.end != want || m.s.RC.InPlace != nil || serve != pods || not != 0 || want == rollout.Failed && (m.s.RC.Mode != before.Mode || m.s.RC.ManifestDigest != "m1") {

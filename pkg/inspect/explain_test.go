@@ -159,7 +159,29 @@ func explainCases() map[string]struct {
 			"have its port taken by another pod: n1.",
 		}, "there is room"},
 		"waits for the service": {func(s *Situation) { s.not(rc.WaitsForService, "1 replicas wait: x") }, []string{"It waits for the other revisions of its service: 1 replicas wait: x.", "Wait; if one of them holds"}, ""},
-		"the rollout is gone":   {func(s *Situation) { s.not(rc.RolloutGone, "2 of 3 x") }, []string{"Its upgrade in place has stopped midway: 2 of 3 x.", "Deploy the service again."}, ""},
+		"its mode changes": {
+			func(s *Situation) {
+				s.Rollout, s.Status.Placed, s.RC.InPlace = "r7", 1, &rc.InPlace{Limit: 1, Keep: new(0)}
+				s.report(func(*pod.Reality) {})
+			},
+			[]string{"Its mode changes in stages: it has 1 pods on the way to 2; rollout r7 is in charge of that.", "Look at the rollout."},
+			"",
+		},
+		"its mode has changed": {
+			func(s *Situation) {
+				s.Rollout, s.RC.InPlace = "r7", &rc.InPlace{Limit: 1, Keep: new(0)}
+				s.report(func(*pod.Reality) {})
+			},
+			nil, "Its mode changes",
+		},
+		"its mode changes no more": {
+			func(s *Situation) {
+				s.Status.Placed, s.RC.InPlace = 1, &rc.InPlace{Limit: 1, Keep: new(0)}
+				s.report(func(*pod.Reality) {})
+			},
+			nil, "Its mode changes",
+		},
+		"the rollout is gone": {func(s *Situation) { s.not(rc.RolloutGone, "2 of 3 x") }, []string{"Its upgrade in place has stopped midway: 2 of 3 x.", "Deploy the service again."}, ""},
 		"the rollout is stuck": {func(s *Situation) { s.not(rc.RolloutStuck, "x") }, []string{
 			"The rollout of its service waits for longer than its stage_timeout: x.", "Look at it: rcctl rollout status SERVICE. It goes on",
 		}, ""},

@@ -97,7 +97,7 @@ type Start struct {
 	// beforehand: the rollout counts for itself. 0: not known.
 	Nodes, Right int
 	SkipGates    bool
-	PreDeploy   *PreDeploy // its Until is set by Begin
+	PreDeploy    *PreDeploy // its Until is set by Begin
 }
 
 // Started is what the transaction that makes a rollout writes.

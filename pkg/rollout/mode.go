@@ -59,10 +59,10 @@ func kept(r *rc.RC) int {
 // that new pods serve, or where none is missing, as many go that are beyond those asked for.
 func (m *Member) nextOfMode(n, size, stage int) int {
 	st, p := m.Status, *m.Ctrl.InPlace
-	right := max(p.Limit, st.Updated)
+	right := max(p.Limit, st.UpdatedAvailable)
 	target := m.atLeast(min(n, right+size))
 	keep := min(*p.Keep, max(0, st.Placed-st.Desired))
-	if stage > 1 || target <= st.Updated {
+	if stage > 1 || target <= st.UpdatedAvailable {
 		keep = max(0, keep-size)
 	}
 	p.Keep = &keep

@@ -137,14 +137,14 @@ func TestModeStagesArePlanned(t *testing.T) {
 		is                    reported
 		wantLimit, wantToKeep int
 	}{
-		"the first begins with what is right":  {1, 0, 4, reported{desired: 9, placed: 4, updated: 4}, 6, 0},
-		"or with its limit":                    {2, 6, 4, reported{desired: 9, placed: 6, updated: 4}, 8, 0},
-		"no more than there are nodes":         {2, 8, 4, reported{desired: 9, placed: 8, updated: 8}, 9, 0},
-		"the first keeps all":                  {1, 0, 9, reported{desired: 4, placed: 9, updated: 1}, 3, 5},
-		"later ones let go":                    {2, 2, 5, reported{desired: 4, placed: 9, updated: 2}, 4, 3},
-		"no more than are beyond":              {2, 2, 5, reported{desired: 4, placed: 5, updated: 2}, 4, 0},
-		"also the first where none is missing": {1, 0, 9, reported{desired: 4, placed: 9, updated: 4}, 4, 3},
-		"all nodes have gone but some":         {2, 6, 0, reported{desired: 4, placed: 4, updated: 4}, 6, 0},
+		"the first begins with what is right":  {1, 0, 4, reported{desired: 9, placed: 4, updated: 9, updatedAvailable: 4}, 6, 0},
+		"or with its limit":                    {2, 6, 4, reported{desired: 9, placed: 6, updated: 9, updatedAvailable: 4}, 8, 0},
+		"no more than there are nodes":         {2, 8, 4, reported{desired: 9, placed: 8, updated: 9, updatedAvailable: 8}, 9, 0},
+		"the first keeps all":                  {1, 0, 9, reported{desired: 4, placed: 9, updated: 9, updatedAvailable: 1}, 3, 5},
+		"later ones let go":                    {2, 2, 5, reported{desired: 4, placed: 9, updated: 9, updatedAvailable: 2}, 4, 3},
+		"no more than are beyond":              {2, 2, 5, reported{desired: 4, placed: 5, updated: 9, updatedAvailable: 2}, 4, 0},
+		"also the first where none is missing": {1, 0, 9, reported{desired: 4, placed: 9, updated: 9, updatedAvailable: 4}, 4, 3},
+		"all nodes have gone but some":         {2, 6, 0, reported{desired: 4, placed: 4, updated: 9, updatedAvailable: 3}, 6, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rec, r := middle(t, toEach(4, "d1"), c.stage, c.limit, c.keep, rollout.Planning)

@@ -94,7 +94,9 @@ func (p *planner) reshaped(c course) (stay, gone []placed, more int) {
 }
 
 // sameManifests reports whether a rollout in place changes the mode, and no manifest.
-func sameManifests(limits *rc.InPlace) bool { return limits != nil && limits.Keep != nil && limits.From == "" }
+func sameManifests(limits *rc.InPlace) bool {
+	return limits != nil && limits.Keep != nil && limits.From == ""
+}
 
 // forecasts lists what owners are going to do, and on which nodes. id is the rollout's once it is written.
 func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *string) []Operation {

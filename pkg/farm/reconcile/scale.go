@@ -234,10 +234,10 @@ func (c upgrades) upgrade() {
 			available++
 		}
 		switch {
-		case c.s.unasked(p):
-			continue // it leaves as it is
 		case c.changed[p.Identity] && !slices.Contains(c.plan.Adds, p.Identity):
 			waiting = true
+		case c.s.unasked(p):
+			continue // it leaves as it is
 		case to.back && c.s.limited(p) && !c.s.current(p) && !(p.Digest == to.digest(c.s, p.Role) && p.Switching):
 			continue // it has what it should
 		case p.Digest != to.digest(c.s, p.Role):

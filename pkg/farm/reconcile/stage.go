@@ -53,13 +53,24 @@ func (s *Snapshot) mayGo() int {
 	if !s.RC.InStages() {
 		return math.MaxInt
 	}
-	n := 0
+	n, asked := 0, 0
 	for p := range s.running() {
+		if !s.unasked(p) {
+			asked++
+		}
 		if !s.mustLeave(p) && (s.available(p) || s.unasked(p)) {
 			n++
 		}
 	}
-	return max(0, n-s.RC.Desired()-*s.RC.InPlace.Keep)
+	if !s.foundNoNodes() {
+		asked = s.RC.Desired()
+	}
+	return max(0, n-asked-*s.RC.InPlace.Keep)
+}
+
+// foundNoNodes reports whether the pass before found no nodes for new pods of the stage: what is there has to do.
+func (s *Snapshot) foundNoNodes() bool {
+	return s.Previous != nil && s.Previous.Is(rc.InsufficientNodes)
 }
 
 // mustLeave reports whether the pod has to leave its node whatever the stage says.
@@ -79,7 +90,7 @@ func (c *scaling) mayCome() int {
 // comingInStage returns for how many of the pods that the stage lets change new ones come. Where the pass before found no
 // nodes for new pods, those that are there change in their place.
 func (c *draft) comingInStage() (n int) {
-	if !c.s.RC.InStages() || c.s.Previous != nil && c.s.Previous.Is(rc.InsufficientNodes) {
+	if !c.s.RC.InStages() || c.s.foundNoNodes() {
 		return 0
 	}
 	for _, id := range c.plan.Adds {
@@ -156,6 +167,10 @@ func (c *scaling) inTheWay(leaving []*Pod) map[string]bool {
 	}
 	blocked := slices.Clone(each.blocked)
 	slices.SortStableFunc(blocked, func(a, b string) int { return cmp.Compare(pods[a], pods[b]) })
-	n := min(len(blocked), max(0, c.mayCome()-len(each.nodes)-each.freeing))
+	free := each.freeing
+	if !c.s.foundNoNodes() {
+		free += len(each.nodes)
+	}
+	n := min(len(blocked), max(0, c.mayCome()-free))
 	return setOfNodes(blocked[:n])
 }

@@ -154,6 +154,35 @@ func TestAStageOfAChangeToEachNode(t *testing.T) {
 			},
 			right: 6,
 		},
+		"none is upgraded while one is stopped": {
+			limit: 9, on: joined("n0", "n0", "n1", "n2", "n3", "n4", "n5"),
+			more:  func(s *reconcile.Snapshot) { upgrading(s); upgradedTo(s, 0, 2, 3, 4, 5); s.RC.MinAvailable = count(1) },
+			stops: []string{"main.1"}, right: 5,
+		},
+		"one on a drained node is not one that the stage lets go": {
+			limit: 6, keep: 1, on: joined("n0", "n0", "n1", "n2", "n3", "n4", "n5"),
+			more: func(s *reconcile.Snapshot) {
+				s.Nodes["n5"].Ops.Drain = &node.Drain{Since: s.Now}
+				s.RC.MinAvailable = count(0)
+			},
+			stops: []string{"main.6"}, right: 5,
+		},
+		"where new ones found no node the second of another goes": {
+			limit: 6, on: joined("n0", "n0", "n1", "n2", "n3", "n4"),
+			more: func(s *reconcile.Snapshot) {
+				s.Previous = &rc.Status{Conditions: []rc.Condition{{Type: rc.InsufficientNodes, True: true, Since: s.Now}}}
+			},
+			adds: []string{"main.6"}, stops: []string{"main.1"}, right: 5,
+		},
+		"where new ones found no node one of another role makes room": {
+			limit: 1, on: joined("n0", "n1", "n2", "n3", "n4"),
+			more: func(s *reconcile.Snapshot) {
+				role(s, 0, 1, 2, 3, 4)
+				s.RC.MinAvailable, s.RC.InPlace.Keep = count(0), count(9)
+				s.Previous = &rc.Status{Conditions: []rc.Condition{{Type: rc.InsufficientNodes, True: true, Since: s.Now}}}
+			},
+			adds: []string{"main.0"}, stops: []string{"side.0"},
+		},
 		"where new ones found no node others are upgraded": {
 			limit: 1, on: joined("n0", "n1", "n2", "n3", "n4"),
 			more: func(s *reconcile.Snapshot) {
@@ -282,6 +311,12 @@ func TestAStageOfAChangeToCounts(t *testing.T) {
 		},
 		"two make room for two": {
 			desired: 4, limit: 2, keep: 2, more: roles("a", "b"), stops: []string{"main.0", "main.1"}, later: 2,
+		},
+		"what may stay makes no room for others": {
+			desired: 6, limit: 6, keep: 9, more: func(s *reconcile.Snapshot) {
+				s.Nodes["n5"].Ops.Drain = &node.Drain{Since: s.Now}
+				s.RC.MaxSurge, s.RC.MinAvailable = count(0), count(6)
+			}, right: 6,
 		},
 		"an ordered role is not among them": {
 			desired: 4, limit: 4, keep: 0, more: func(s *reconcile.Snapshot) { s.RC.ReplicaGroups[0].Ordered = true }, right: 6,
