@@ -297,7 +297,7 @@ func TestAStageOfAChangeToCounts(t *testing.T) {
 			stops: []string{"main.4"}, right: 1,
 		},
 		"other roles come where there is room": {
-			desired: 4, limit: 1, keep: 2, more: func(s *reconcile.Snapshot) { roles("a", "b")(s); s.RC.MaxSurge = count(1) },
+			desired: 4, limit: 1, keep: 2, more: func(s *reconcile.Snapshot) { roles("a", "b")(s); s.RC.MaxSurge = count(5) },
 			adds: []string{"a.0"}, later: 3,
 		},
 		"else one makes room": {
