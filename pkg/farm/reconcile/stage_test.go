@@ -300,6 +300,14 @@ func TestAStageOfAChangeToCounts(t *testing.T) {
 			desired: 4, limit: 1, keep: 2, more: func(s *reconcile.Snapshot) { roles("a", "b")(s); s.RC.MaxSurge = count(5) },
 			adds: []string{"a.0"}, later: 3,
 		},
+		"also where the stage keeps others": {
+			desired: 4, limit: 1, keep: 2, more: func(s *reconcile.Snapshot) { roles("a", "b")(s); s.RC.MaxSurge = count(1) },
+			adds: []string{"a.0"}, later: 3,
+		},
+		"what it might keep and is not there makes no room": {
+			desired: 4, limit: 1, keep: 9, more: func(s *reconcile.Snapshot) { roles("a", "b")(s); s.Pods = s.Pods[:4] },
+			stops: []string{"main.0"}, later: 3,
+		},
 		"else one makes room": {
 			desired: 4, limit: 1, keep: 2, more: roles("a", "b"), stops: []string{"main.0"}, later: 3,
 		},
@@ -311,12 +319,6 @@ func TestAStageOfAChangeToCounts(t *testing.T) {
 		},
 		"two make room for two": {
 			desired: 4, limit: 2, keep: 2, more: roles("a", "b"), stops: []string{"main.0", "main.1"}, later: 2,
-		},
-		"what may stay makes no room for others": {
-			desired: 6, limit: 6, keep: 9, more: func(s *reconcile.Snapshot) {
-				s.Nodes["n5"].Ops.Drain = &node.Drain{Since: s.Now}
-				s.RC.MaxSurge, s.RC.MinAvailable = count(0), count(6)
-			}, right: 6,
 		},
 		"an ordered role is not among them": {
 			desired: 4, limit: 4, keep: 0, more: func(s *reconcile.Snapshot) { s.RC.ReplicaGroups[0].Ordered = true }, right: 6,
