@@ -165,7 +165,7 @@ func begins(was, next *rc.RC) rc.InPlace {
 	if p != nil && p.From != "" {
 		from = p.Former()
 	}
-	if inStages(was, next) {
+	if InStages(was, next) {
 		return beginsStages(was, from, to)
 	}
 	var out rc.InPlace

@@ -2,6 +2,7 @@ package rollout
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
@@ -20,10 +21,12 @@ func (s *Start) changesModeOnly() bool {
 	return s.changesMode() && s.Old[0].RC.InPlace == nil && s.Old[0].RC.Digests().Equal(s.New.Digests())
 }
 
-// inStages reports whether an upgrade in place changes the mode, or goes on with a change of it that was given up. Ordered
-// groups have stages of their own: an index at a time.
-func inStages(was, next *rc.RC) bool {
-	return !next.HasOrdered() && (was.EachNode() != next.EachNode() || was.InStages())
+// InStages reports whether the change of a controller changes the mode in stages, or goes on with such a change that was
+// given up. Ordered groups have stages of their own: an index at a time. Groups of other roles than those of each node would
+// have no room beside pods that stay.
+func InStages(was, next *rc.RC) bool {
+	other := slices.ContainsFunc(next.ReplicaGroups, func(g rc.ReplicaGroup) bool { return g.Ordered || g.Role != rc.DefaultRole })
+	return !other && (was.EachNode() != next.EachNode() || was.InStages())
 }
 
 // beginsStages returns what a change of mode begins with: no pod is known to be right, and all may stay. from is what pods

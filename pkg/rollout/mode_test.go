@@ -41,6 +41,8 @@ func (c changing) start(placed int, k rollout.Knobs) rollout.Start {
 func TestABeginningOfAChangeOfMode(t *testing.T) {
 	ordered := toCounts(4, "d1")
 	ordered.next.ReplicaGroups[0].Ordered = true
+	roles := toCounts(4, "d1")
+	roles.next.ReplicaGroups[0].Role = "side"
 	givenUp, another := toEach(4, "d2"), toEach(4, "d2")
 	givenUp.was.Mode, givenUp.was.ReplicaGroups, givenUp.was.ManifestDigest = rc.EachNode, nil, "d2"
 	givenUp.was.InPlace = &rc.InPlace{From: "d1", Limit: 3, Keep: new(0)}
@@ -60,6 +62,7 @@ func TestABeginningOfAChangeOfMode(t *testing.T) {
 		"to counts":                 {toCounts(8, "d1"), 6, 0, 6, rc.InPlace{Keep: new(6)}, 2, 6, 8},
 		"to fewer counts":           {toCounts(4, "d2"), 6, 0, 0, rc.InPlace{From: "d1", Keep: new(6)}, 4, 3, 4},
 		"an ordered group":          {ordered, 6, 0, 0, rc.InPlace{Limit: 4}, 4, 3, 4},
+		"another role":              {roles, 6, 0, 0, rc.InPlace{Limit: 4}, 4, 3, 4},
 		"one that was given up":     {givenUp, 5, 0, 0, rc.InPlace{From: "d1", Keep: new(5)}, 5, 4, 5},
 		"and with another manifest": {another, 5, 0, 0, rc.InPlace{From: "d1", Keep: new(5)}, 5, 4, 5},
 	} {

@@ -205,9 +205,13 @@ func (p *planner) course() course {
 func (p *planner) otherPods() bool { return !p.current.RC.Digests().Equal(p.digests) }
 
 // changesMode reports whether the controller changes between counts and a pod on each node in stages, which a rollout
-// sees to. Ordered groups come an index at a time.
+// sees to.
 func (p *planner) changesMode() bool {
-	return p.current != nil && p.current.RC.EachNode() != (p.spec.Mode == rc.EachNode) && !rc.HasOrdered(p.spec.ReplicaGroups)
+	if p.current == nil {
+		return false
+	}
+	want := p.controller(p.current.RC)
+	return want.EachNode() != p.current.RC.EachNode() && rollout.InStages(&p.current.RC, &want)
 }
 
 // unfinished reports whether the rollout to what is in effect failed, or was aborted before it had pods: another revision tries again, in stages and after

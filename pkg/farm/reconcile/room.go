@@ -41,7 +41,7 @@ func (c *room) most() int {
 	case c.s.bounded():
 		return c.limits.bound - c.inUseBeside
 	}
-	return c.s.RC.Desired() + c.s.RC.Surge() + c.s.keptBeyond()
+	return c.s.RC.Desired() + c.s.RC.Surge()
 }
 
 // mayAdd reports whether companions let anything be added. One whose nodes have not said what they run in the present world, or that

@@ -46,7 +46,6 @@ func (c *scaling) scale() {
 		return
 	}
 	room := c.most() - inUse - c.replaced
-	lacks, come, roomBefore := 0, c.mayCome(), room
 	known := map[string]bool{}
 	for _, g := range c.s.RC.ReplicaGroups {
 		known[g.Role] = true
@@ -66,7 +65,7 @@ func (c *scaling) scale() {
 		again, leaving := c.secondNodesOf(g.Role)
 		lacking := max(0, *g.Count-len(running)-adopted[g.Role]-leaving)
 		wanted := min(lacking, c.mayCome())
-		lacks += lacking
+		c.later += lacking - wanted
 		c.forgetVacant(again[min(wanted, len(again)):])
 		c.place(g.Role, again[:min(wanted, len(again))], c.allowed(wanted, room), &room)
 	}
@@ -75,7 +74,6 @@ func (c *scaling) scale() {
 			c.forgetVacant([]*Pod{p})
 		}
 	}
-	c.makeRoomInStage(lacks, come, roomBefore)
 	for p := range c.s.running() {
 		if !known[p.Role] && !c.s.stays(p) {
 			c.removeInStage([]*Pod{p}, 1, &spare, "no role "+p.Role+" desired")

@@ -5,7 +5,6 @@ import (
 	"math"
 	"slices"
 
-	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
@@ -22,50 +21,35 @@ func (s *Snapshot) unasked(p *Pod) bool {
 		_, leaves := s.each.leaving[p.Identity]
 		return leaves
 	}
-	return !s.hasRole(p.Role)
-}
-
-func (s *Snapshot) hasRole(role string) bool {
-	for _, g := range s.RC.ReplicaGroups {
-		if g.Role == role {
-			return true
-		}
-	}
-	return false
-}
-
-// keptBeyond returns for how many pods beyond those asked for there is room, because the stage keeps them.
-func (s *Snapshot) keptBeyond() int {
-	if !s.RC.InStages() {
-		return 0
-	}
-	running := 0
-	for range s.running() {
-		running++
-	}
-	return min(*s.RC.InPlace.Keep, max(0, running-s.RC.Desired()))
+	return p.Role != rc.DefaultRole // the only one of counts that a change of mode goes to in stages
 }
 
 // mayGo returns how many pods beyond those that the controller asks for may be stopped now. While its mode changes in
 // stages, those stay that the stage keeps, and one for each pod that is asked for and does not serve yet. Pods on nodes
-// that are drained are not among them: they go in any case.
+// that are drained are not among them: they go in any case. Of counts, too, where there are more: they are not moved then.
 func (s *Snapshot) mayGo() int {
 	if !s.RC.InStages() {
 		return math.MaxInt
 	}
-	n, asked := 0, 0
+	n, asked, drained := 0, 0, 0
 	for p := range s.running() {
 		if !s.unasked(p) {
 			asked++
 		}
-		if !s.mustLeave(p) && (s.available(p) || s.unasked(p)) {
+		switch {
+		case s.mustLeave(p):
+			drained++
+		case s.available(p) || s.unasked(p):
 			n++
 		}
 	}
 	if !s.foundNoNodes() {
 		asked = s.RC.Desired()
 	}
-	return max(0, n-asked-*s.RC.InPlace.Keep)
+	if s.each != nil {
+		drained = 0 // see leavers
+	}
+	return max(0, n-asked-*s.RC.InPlace.Keep) + drained
 }
 
 // foundNoNodes reports whether the pass before found no nodes for new pods of the stage: what is there has to do.
@@ -106,23 +90,6 @@ func (c *scaling) removeInStage(pods []*Pod, n int, spare *int, reason string) {
 	before := len(c.stopped)
 	c.remove(pods, min(n, c.mayGo), spare, reason)
 	c.mayGo -= len(c.stopped) - before
-}
-
-// makeRoomInStage lets pods of roles that are not asked for any more go where new ones have no room beside them: so many
-// are lacking, of which the stage lets some come, and there was room for some. Copies that stop make room already.
-func (c *scaling) makeRoomInStage(lacks, come, room int) {
-	if !c.s.RC.InStages() {
-		return
-	}
-	come = min(lacks, come)
-	c.later = lacks - come
-	need := come - max(0, room)
-	for p := range c.s.all() {
-		if p.RunState == pod.Stopped && !c.s.Vacant(p) {
-			need--
-		}
-	}
-	c.mayGo = max(c.mayGo, need)
 }
 
 // leavers returns the pods of a controller with one on each node that may leave now, in the order in which they do. While

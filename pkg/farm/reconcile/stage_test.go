@@ -206,13 +206,6 @@ func TestAStageOfAChangeToEachNode(t *testing.T) {
 			limit: 1, on: joined("n0", "n1", "n2", "n3", "n4"), more: func(s *reconcile.Snapshot) { role(s, 0, 1, 2, 3, 4) },
 			adds: []string{"main.0"},
 		},
-		"two make room for two": {
-			limit: 2, on: joined("n0", "n0", "n1", "n2", "n3", "n4", "n5"), more: func(s *reconcile.Snapshot) {
-				role(s, 0, 1, 2, 3, 4, 5, 6)
-				s.RC.MinAvailable = count(0)
-			},
-			stops: []string{"side.2", "side.3"},
-		},
 		"it is over": {limit: -1, on: joined("n0", "n0", "n1", "n2", "n3"), adds: []string{"main.5", "main.6"}, stops: nil, right: 5},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -256,14 +249,6 @@ func TestAStageOfAChangeToEachNode(t *testing.T) {
 // What a stage of a change from a pod on each of n0 to n5 to counts lets come, go and be upgraded.
 func TestAStageOfAChangeToCounts(t *testing.T) {
 	t.Parallel()
-	roles := func(groups ...string) func(*reconcile.Snapshot) {
-		return func(s *reconcile.Snapshot) {
-			s.RC.ReplicaGroups, s.RC.MaxSurge = nil, count(0)
-			for _, role := range groups {
-				s.RC.ReplicaGroups = append(s.RC.ReplicaGroups, rc.ReplicaGroup{Role: role, Count: count(2)})
-			}
-		}
-	}
 	for name, c := range map[string]struct {
 		desired, limit, keep int
 		more                 func(*reconcile.Snapshot)
@@ -287,6 +272,10 @@ func TestAStageOfAChangeToCounts(t *testing.T) {
 		"one comes with the new manifest": {
 			desired: 8, limit: 1, more: upgrading, adds: []string{"main.6"}, later: 1,
 		},
+		"another role goes as the stage says": {
+			desired: 4, limit: 4, keep: 1, more: func(s *reconcile.Snapshot) { s.Pods[5].Role, s.Pods[5].Identity.Role = "side", "side" },
+			stops: []string{"main.4"}, right: 5,
+		},
 		"one is upgraded": {desired: 4, limit: 1, keep: 2, more: upgrading, upgrades: []int{0}},
 		"what is upgraded stays, though it changed last": {
 			desired: 4, limit: 1, keep: 1, more: func(s *reconcile.Snapshot) { upgrading(s); upgradedTo(s, 5); s.Pods[5].ChangedAt = s.Now },
@@ -296,33 +285,9 @@ func TestAStageOfAChangeToCounts(t *testing.T) {
 			desired: 4, limit: 2, keep: 0, more: func(s *reconcile.Snapshot) { upgrading(s); upgradedTo(s, 5); sick(s, 5) },
 			stops: []string{"main.4"}, right: 1,
 		},
-		"other roles come where there is room": {
-			desired: 4, limit: 1, keep: 2, more: func(s *reconcile.Snapshot) { roles("a", "b")(s); s.RC.MaxSurge = count(5) },
-			adds: []string{"a.0"}, later: 3,
-		},
-		"also where the stage keeps others": {
-			desired: 4, limit: 1, keep: 2, more: func(s *reconcile.Snapshot) { roles("a", "b")(s); s.RC.MaxSurge = count(1) },
-			adds: []string{"a.0"}, later: 3,
-		},
-		"what it might keep and is not there makes no room": {
-			desired: 4, limit: 1, keep: 9, more: func(s *reconcile.Snapshot) { roles("a", "b")(s); s.Pods = s.Pods[:4] },
-			stops: []string{"main.0"}, later: 3,
-		},
-		"else one makes room": {
-			desired: 4, limit: 1, keep: 2, more: roles("a", "b"), stops: []string{"main.0"}, later: 3,
-		},
-		"and no other while it stops": {
-			desired: 4, limit: 1, keep: 2, more: func(s *reconcile.Snapshot) {
-				roles("a", "b")(s)
-				s.Pods[5].RunState, s.Pods[5].StoppingSince = pod.Stopped, &s.Now
-			}, later: 3,
-		},
-		"two make room for two": {
-			desired: 4, limit: 2, keep: 2, more: roles("a", "b"), stops: []string{"main.0", "main.1"}, later: 2,
-		},
-		"an ordered role is not among them": {
-			desired: 4, limit: 4, keep: 0, more: func(s *reconcile.Snapshot) { s.RC.ReplicaGroups[0].Ordered = true }, right: 6,
-			stops: []string{"main.5"},
+		"one on a drained node goes, and moves nowhere": {
+			desired: 4, limit: 4, keep: 2, more: func(s *reconcile.Snapshot) { s.Nodes["n2"].Ops.Drain = &node.Drain{Since: s.Now} },
+			stops: []string{"main.2"}, right: 6,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
