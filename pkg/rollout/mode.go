@@ -81,7 +81,7 @@ func (m *Member) isStageDone(target int) bool {
 	alive := min(target, max(0, st.Desired-away))
 	serve := st.UpdatedAvailable >= alive && (alive > 0 || target == 0 || st.Desired == 0) ||
 		st.UpdatedAvailable > 0 && st.Updated >= target && st.Available-st.UnmanagedAvailable >= st.Placed-away
-	if st.Is(rc.InsufficientNodes) && st.Updated == st.Placed {
+	if st.Is(rc.InsufficientNodes) {
 		serve = serve || st.UpdatedAvailable >= max(1, st.Placed-away)
 	}
 	return serve && m.beyond() == 0

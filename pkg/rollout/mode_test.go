@@ -156,6 +156,9 @@ func TestModeStagesArePlanned(t *testing.T) {
 			if len(d.RCs) > 0 {
 				got = d.RCs[0]
 			}
+			if d.Record.Stage != c.stage {
+				t.Errorf("stage %d follows at once", d.Record.Stage)
+			}
 			if got.InPlace == nil || got.InPlace.Limit != c.wantLimit || *got.InPlace.Keep != c.wantToKeep {
 				t.Errorf("%+v, want the limit %d, keeping %d", got.InPlace, c.wantLimit, c.wantToKeep)
 			}
