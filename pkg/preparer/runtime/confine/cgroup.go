@@ -35,8 +35,11 @@ const (
 	minQuota  = 1_000
 )
 
-// noLimit stands for none in the files of limits.
-const noLimit = "max"
+// noLimit stands for none in the files of limits, and noCPULimit is what the kernel shows then.
+const (
+	noLimit    = "max"
+	noCPULimit = "max 100000"
+)
 
 // limit is one limit of a cgroup.
 type limit struct {
@@ -64,6 +67,25 @@ func limits(iso Isolation) []limit {
 
 func cpuLimit(millicores int64) limit {
 	return limit{controller: CPU, file: "cpu.max", value: fmt.Sprintf("%d %d", max(millicores*cpuPeriod/1000, minQuota), cpuPeriod)}
+}
+
+// Setting is what a file of a cgroup is to hold.
+type Setting struct {
+	File, Value string
+}
+
+// Settings returns what the files of a cgroup hold for the limits of CPU and memory of an isolation, whatever they held before. A kernel may lack
+// some of the files, and a cgroup those of a controller that it cannot have.
+func Settings(iso Isolation) []Setting {
+	all := []Setting{{"cpu.max", noCPULimit}, {"memory.max", noLimit}, {"memory.swap.max", noLimit}, {"memory.oom.group", "0"}}
+	for _, l := range limits(iso) {
+		for i := range all {
+			if all[i].File == l.file {
+				all[i].Value = l.value
+			}
+		}
+	}
+	return all
 }
 
 // Cap bounds what all processes in a cgroup and below it take together: thousandths of a core and bytes, zero: not bounded. What an

@@ -109,6 +109,15 @@ func (c *Client) Restart(ctx context.Context, ask runtime.RestartRequest) error 
 	return err
 }
 
+// Relimit implements runtime.Runtime. Errors to test for: runtime.ErrKeepsLimits, runtime.ErrTooOld, ErrUnreachable.
+func (c *Client) Relimit(ctx context.Context, to runtime.LimitRequest) error {
+	err := c.call(ctx, http.MethodPost, relimitPath, to, nil)
+	if errors.Is(err, errUnknownPath) {
+		return runtime.ErrTooOld
+	}
+	return err
+}
+
 // Remove implements runtime.Runtime. Errors to test for: runtime.ErrNotStopped, ErrUnreachable.
 func (c *Client) Remove(ctx context.Context, id string) error {
 	err := c.call(ctx, http.MethodPost, removePath, target{ID: id}, nil)

@@ -2,11 +2,13 @@ package shim_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
@@ -271,4 +273,154 @@ func (b *bench) TestIsolationOutOfMemory() {
 	b.start(spec)
 	st := b.await("p", "exited", exited)
 	b.failIf(st.LastExit == nil || st.LastExit.String() != want || st.LastExit.OutOfMemory != enforced, "it ended as %+v, want %q", st.LastExit, want)
+}
+
+// wantLimits fails the test unless the process "p" is said to have these limits, and its cgroup holds them as far as the host has the controllers.
+func (b *bench) wantLimits(host isolate.Host, cpu, memory int64) {
+	b.Helper()
+	st, _ := b.status()
+	if iso := st.Spec.Isolation; iso == nil || iso.CPU != cpu || iso.Memory != memory {
+		b.Errorf("its isolation is %+v, want cpu %d and memory %d", iso, cpu, memory)
+	}
+	for _, limit := range []struct{ controller, file, want string }{
+		{confine.CPU, "cpu.max", fmt.Sprintf("%d 100000\n", cpu*100)},
+		{confine.Memory, "memory.max", fmt.Sprintf("%d\n", memory)},
+	} {
+		got, err := os.ReadFile(filepath.Join(host.Cgroup, "p", limit.file))
+		if has := slices.Contains(host.Limits, limit.controller); has && string(got) != limit.want {
+			b.Errorf("%s holds %q, %v; want %q", limit.file, got, err, limit.want)
+		}
+	}
+}
+
+// keepsLimits fails the test unless the process "p" cannot be held to other limits while it runs.
+func (b *bench) keepsLimits(to runtime.LimitRequest, why string) {
+	b.Helper()
+	err := b.Runtime.Relimit(b.Context(), to)
+	b.failIf(!errors.Is(err, runtime.ErrKeepsLimits) || !strings.Contains(err.Error(), why), "relimit to %+v: %v, want ErrKeepsLimits because of %q", to, err, why)
+}
+
+// Limits of CPU and memory change while the process runs, and outlive supervisor and process.
+func (b *bench) TestRelimit() {
+	spec, host := b.isolated("p", `echo $$ >> pid; : > ready; exec sleep 1000`)
+	spec.Isolation.PIDs = 64
+	if host.Cgroup == "" {
+		b.startReady(spec)
+		b.keepsLimits(runtime.LimitRequest{ID: "p", CPU: 500}, "has no cgroup")
+		return
+	}
+	spec.Isolation.CPU, spec.Isolation.Memory = 1500, 512<<20
+	st := b.startReady(spec)
+	to := runtime.LimitRequest{ID: "p", CPU: 700, Memory: 256 << 20}
+	for range 2 { // the answer to the first may have been lost
+		if err := b.Runtime.Relimit(b.Context(), to); err != nil {
+			b.Fatal(err)
+		}
+		b.wantLimits(host, 700, 256<<20)
+	}
+	b.node.killSupervisor(b.T)
+	b.wantLimits(host, 700, 256<<20)
+	after := b.await("p", "running", func(st runtime.Status) bool { return st.Phase == runtime.Running })
+	b.failIf(after.PID != st.PID || after.Restarts != 0, "it runs as %+v, want pid %d", after.State, st.PID)
+
+	again := spec
+	relimited := *spec.Isolation
+	relimited.CPU, relimited.Memory = 700, 256<<20
+	again.Isolation = &relimited
+	b.start(again) // it is that one now
+	err := b.Runtime.Start(b.Context(), spec)
+	b.failIf(!errors.Is(err, runtime.ErrExists), "start as it was: %v, want ErrExists", err)
+
+	b.kill(st.PID)
+	b.awaitPIDs(2)
+	b.await("p", "restarted", func(st runtime.Status) bool { return st.Restarts == 1 && st.Phase == runtime.Running })
+	b.wantLimits(host, 700, 256<<20)
+}
+
+// A supervisor that dies when what runs has the new limits, and the record does not, leaves them to its successor: who asked has no answer, and asks again.
+func (b *bench) TestRelimitSupervisorDies() {
+	spec, host := b.isolated("p", `: > ready; exec sleep 1000`)
+	spec.Isolation.CPU, spec.Isolation.Memory = 1500, 512<<20
+	st := b.startReady(spec)
+	dir := filepath.Join(host.Cgroup, "p")
+	if slices.Contains(host.Limits, confine.CPU) {
+		if err := confine.Write(dir, "cpu.max", "70000 100000"); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if slices.Contains(host.Limits, confine.Memory) {
+		if err := confine.Write(dir, "memory.max", fmt.Sprint(1<<30)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.node.killSupervisor(b.T)
+	after := b.await("p", "running", func(st runtime.Status) bool { return st.Phase == runtime.Running })
+	b.failIf(after.PID != st.PID, "it runs as %d, want %d", after.PID, st.PID)
+	if host.Cgroup != "" {
+		b.wantLimits(host, 1500, 512<<20)
+	}
+}
+
+// Memory is not lowered below what is used, and a process without a cgroup has no limits that could change.
+func (b *bench) TestRelimitRefused() {
+	const uses = 64 << 20
+	spec, host := b.isolated("p", fmt.Sprintf(`x=$(head -c %d /dev/zero | tr '\0' x); : > ready; while :; do sleep 1000; done`, uses))
+	st := b.startReady(spec)
+	to := runtime.LimitRequest{ID: "p", CPU: 500, Memory: 16 << 20}
+	switch {
+	case host.Cgroup == "":
+		b.keepsLimits(to, "has no cgroup")
+	case slices.Contains(host.Limits, confine.Memory):
+		b.keepsLimits(to, "it uses more memory than that")
+		b.wantNoLimits(filepath.Join(host.Cgroup, "p"), host)
+	default: // nothing counts what it uses, and nothing holds it to a limit
+		if err := b.Runtime.Relimit(b.Context(), to); err != nil {
+			b.Error(err)
+		}
+		b.wantLimits(host, 500, 16<<20)
+	}
+	b.keepsLimits(runtime.LimitRequest{ID: "another"}, "no process")
+	if err := b.Runtime.Relimit(b.Context(), runtime.LimitRequest{ID: "p", CPU: -1}); host.Cgroup != "" && !errors.Is(err, runtime.ErrInvalid) {
+		b.Errorf("a negative limit: %v, want ErrInvalid", err)
+	}
+	after, _ := b.status()
+	b.failIf(after.PID != st.PID, "it runs as %d, want %d", after.PID, st.PID)
+	b.stop("p")
+
+	free := b.script("free", `: > ready; exec sleep 1000`)
+	b.startReady(free)
+	b.keepsLimits(runtime.LimitRequest{ID: "free", CPU: 500}, "has no cgroup")
+	b.stop("free")
+}
+
+// wantNoLimits fails the test unless a cgroup holds its processes to nothing, as far as the host has the controllers.
+func (b *bench) wantNoLimits(dir string, host isolate.Host) {
+	b.Helper()
+	for controller, want := range map[string][2]string{confine.CPU: {"cpu.max", "max 100000\n"}, confine.Memory: {"memory.max", "max\n"}} {
+		got, err := os.ReadFile(filepath.Join(dir, want[0]))
+		if slices.Contains(host.Limits, controller) && string(got) != want[1] {
+			b.Errorf("%s holds %q, %v; want %q", want[0], got, err, want[1])
+		}
+	}
+}
+
+// A process that waits for its next start has other limits from then on.
+func (b *bench) TestRelimitBetweenRuns() {
+	spec, host := b.isolated("p", `[ -e go ] || exit 1; : > ready; exec sleep 1000`)
+	spec.Restart.Min, spec.Restart.Max = 20*time.Millisecond, 20*time.Millisecond
+	b.start(spec)
+	b.await("p", "in backoff", func(st runtime.Status) bool { return st.Phase == runtime.Backoff && st.LastExit != nil })
+	if host.Cgroup == "" {
+		b.keepsLimits(runtime.LimitRequest{ID: "p", CPU: 700}, "has no cgroup")
+		return
+	}
+	if err := b.Runtime.Relimit(b.Context(), runtime.LimitRequest{ID: "p", CPU: 700, Memory: 256 << 20}); err != nil {
+		b.Fatal(err)
+	}
+	if err := os.WriteFile(b.path("go"), nil, 0o600); err != nil {
+		b.Fatal(err)
+	}
+	Eventually(b, "it is ready", func() bool { return b.exists("ready") })
+	b.await("p", "running", func(st runtime.Status) bool { return st.Phase == runtime.Running })
+	b.wantLimits(host, 700, 256<<20)
 }

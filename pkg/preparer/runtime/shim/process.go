@@ -34,6 +34,8 @@ type process struct {
 	recall  context.CancelFunc // wakes the run loop to look at what is desired
 	stable  time.Duration      // of the request that ended the last run; only the run loop uses it
 
+	limits sync.Mutex // held from reading the limits that are to be until what runs has them
+
 	write sync.Mutex // held from reading rec until its change is on disk
 
 	mu      sync.Mutex
@@ -173,6 +175,9 @@ func (p *process) begin(c *child) {
 	ended := make(chan struct{})
 	p.setChild(c)
 	p.trust(c != nil && !c.Exited())
+	if c != nil && !c.Exited() {
+		p.keepLimits()
+	}
 	p.ended = ended
 	p.recall = p.sup.tend(func(ctx, recalled context.Context) {
 		defer close(ended)
@@ -249,6 +254,7 @@ func (p *process) saveStop() error {
 // start launches the program and returns it, or nil when it could not be started. Clients see that it starts again, and that this is
 // one more restart, at the same moment.
 func (p *process) start(recalled context.Context) *child {
+	with := p.current().Spec
 	c, err := p.launch(recalled)
 	if err != nil {
 		p.note(runtime.Backoff, err.Error(), func(r *record) {
@@ -259,6 +265,9 @@ func (p *process) start(recalled context.Context) *child {
 		return nil
 	}
 	p.setChild(c)
+	if !p.current().Spec.same(with) { // somebody asked for other limits meanwhile
+		p.keepLimits()
+	}
 	p.enter(runtime.Running)
 	p.log("process started", map[string]any{"pid": c.PID})
 	return c

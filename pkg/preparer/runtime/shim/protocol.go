@@ -15,6 +15,7 @@ const (
 	startPath   = "/v1/start"   // POST localSpec
 	stopPath    = "/v1/stop"    // POST target; answers when nothing runs
 	restartPath = "/v1/restart" // POST runtime.RestartRequest; answers when that is under way
+	relimitPath = "/v1/relimit" // POST runtime.LimitRequest; answers when what runs is held to them
 	removePath  = "/v1/remove"  // POST target
 	watchPath   = "/v1/watch"   // GET ?cursor=&base=; answers with snapshot, or 204 when nothing changed for a while
 	pingPath    = "/v1/ping"    // GET; answers when every write to the disk that was under way is over
@@ -80,6 +81,7 @@ var kinds = []struct {
 	{"leaving", errLeaving, http.StatusServiceUnavailable},
 	{"exists", runtime.ErrExists, http.StatusConflict},
 	{"not_stopped", runtime.ErrNotStopped, http.StatusConflict},
+	{"keeps_limits", runtime.ErrKeepsLimits, http.StatusConflict},
 	{"invalid", runtime.ErrInvalid, http.StatusBadRequest},
 }
 
