@@ -26,6 +26,13 @@ func (w *worker) install(ctx context.Context, rec Record) (Record, error) {
 	if err != nil {
 		return rec, err
 	}
+	next, relimited, err := w.relimit(ctx, rec, m)
+	if err != nil {
+		w.installFailed(ctx, &rec, pod.StateFailed, err)
+	}
+	if err != nil || relimited {
+		return next, err
+	}
 	in, err := w.node.Install(ctx, &install.Order{
 		Pod: w.e.id, Digest: rec.Intent.Digest, Revision: rec.Intent.Revision, Manifest: m, Canonical: rec.Wanted, Signature: rec.Signature,
 		Ports: rec.Intent.Ports, Replicas: rec.Intent.Replicas, UID: rec.UID, Before: rec.Installed,

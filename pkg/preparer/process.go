@@ -69,7 +69,7 @@ func (w *worker) reconcileProcs(ctx context.Context, rec Record) (Record, error)
 	if err = w.mend(ctx, &rec); err != nil {
 		w.procsFailed(&rec, err)
 	}
-	return rec, errors.Join(err, w.restartHung(ctx))
+	return rec, errors.Join(err, w.keepLimits(ctx, &rec), w.restartHung(ctx))
 }
 
 // restartHung has the processes of the installed version started again where the check has failed for restart_after,

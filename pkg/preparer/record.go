@@ -99,7 +99,7 @@ func (r *Record) upToDate() bool {
 
 // wasReady reports whether processes of the installed version have been available, as far as the record remembers.
 func (r *Record) wasReady() bool {
-	return strings.Contains(r.Ready, fmt.Sprintf(".%s.%d:", install.Short(r.Installed.Digest), r.Installed.Revision))
+	return strings.Contains(r.Ready, fmt.Sprintf(".%s.%d:", install.Short(r.Installed.Made()), r.Installed.Revision))
 }
 
 // installed returns the record with a new version of a pod in it. The one before it and others stay, so many as are kept.
@@ -109,6 +109,15 @@ func (r Record) installed(in *install.Installed, podID string) Record {
 		r.Previous = r.Previous[:min(len(r.Previous), keepVersions-1)]
 	}
 	r.Installed, r.Wanted, r.Signature, r.DataOwner = in, nil, "", podID
+	return r
+}
+
+// relimited returns the record with other limits of what is installed, and of what runs. A version that runs once has run then.
+func (r Record) relimited(in *install.Installed) Record {
+	r.Installed, r.Wanted, r.Signature = in, nil, ""
+	if m := in.Decode(); m != nil && m.RunsOnce() {
+		r = r.ran(in.Digest)
+	}
 	return r
 }
 
@@ -184,6 +193,9 @@ func (r *Record) Check() error {
 	for _, in := range r.versions() {
 		if !manifest.IsDigest(in.Digest) || in.Revision < 1 {
 			return fmt.Errorf("installed digest %q at revision %d", in.Digest, in.Revision)
+		}
+		if in.MadeAs != "" && !manifest.IsDigest(in.MadeAs) {
+			return fmt.Errorf("digest %s was installed as %q", in.Digest, in.MadeAs)
 		}
 		if in.Manifest != nil && in.Decode() == nil {
 			return fmt.Errorf("the manifest of digest %s cannot be read", in.Digest)

@@ -53,7 +53,7 @@ func (v *Version) Expand(l *manifest.Launchable, texts []string) []string {
 func (v *Version) nodeEnv(l *manifest.Launchable) map[string]string {
 	env := map[string]string{
 		envNode: v.n.cfg.Node, envAddress: v.n.cfg.Address, envPodID: v.M.ID, envHome: v.n.home(v.ID),
-		envDigest: v.In.Digest, envRC: v.ID.RCID, envRole: v.ID.Role, envIndex: strconv.Itoa(v.ID.Index),
+		envDigest: v.In.Made(), envRC: v.ID.RCID, envRole: v.ID.Role, envIndex: strconv.Itoa(v.ID.Index),
 		envLaunchable: l.Name, envConfig: v.configPath(l),
 	}
 	if v.In.Replicas > 0 {

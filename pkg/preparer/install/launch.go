@@ -19,7 +19,7 @@ const maxSpecID = 190
 // SpecID names one process of one version of a pod. The revision makes it new for each installation: going back to an
 // earlier digest must not meet that version's stopped processes.
 func SpecID(id pod.Identity, in *Installed, process string) string {
-	full := fmt.Sprintf("%s.%s.%s.%d", FileName(id), process, Short(in.Digest), in.Revision)
+	full := fmt.Sprintf("%s.%s.%s.%d", FileName(id), process, Short(in.Made()), in.Revision)
 	if len(full) <= maxSpecID {
 		return full
 	}
@@ -34,6 +34,19 @@ func SpecIDs(id pod.Identity, in *Installed) []string {
 		ids[i] = SpecID(id, in, in.Processes[i].Name)
 	}
 	return ids
+}
+
+// Limits are those of CPU and memory that the version's processes are to have, none where the node holds processes to no limits.
+func (v *Version) Limits() []runtime.LimitRequest {
+	if !v.n.cfg.Isolation.Limits {
+		return nil
+	}
+	all := make([]runtime.LimitRequest, 0, len(v.In.Processes))
+	for _, one := range v.In.Processes {
+		r := v.M.LaunchableOf(one.Launchable).Resources
+		all = append(all, runtime.LimitRequest{ID: SpecID(v.ID, v.In, one.Name), CPU: int64(r.CPU), Memory: int64(r.Memory)})
+	}
+	return all
 }
 
 // FirstOf returns the id of the first process that a launchable stands for.

@@ -1,6 +1,7 @@
 package install
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -61,6 +62,11 @@ type Installed struct {
 	Replicas int             `json:"replicas,omitempty"` // of the pod's role, as the intent said that had it installed; zero: nobody said
 	// Processes are what the launchables stand for, found in the artifacts; nil when the record was rebuilt from the runtime.
 	Processes []Process `json:"processes,omitempty"`
+	// MadeAs is the digest that the version was installed with, where only its limits have changed since: directory, processes and environment are
+	// named by it. Empty: Digest.
+	MadeAs string `json:"made_as,omitempty"`
+	// Former is the digest before the limits changed last.
+	Former string `json:"former,omitempty"`
 	// Launching: what follows the start, after_launch and enable, is not done yet.
 	Launching bool `json:"launching,omitempty"`
 }
@@ -87,7 +93,20 @@ func (in *Installed) Decode() *manifest.Manifest {
 	return &m
 }
 
-func (in *Installed) name() string { return fmt.Sprintf("%d-%s", in.Revision, Short(in.Digest)) }
+func (in *Installed) name() string { return fmt.Sprintf("%d-%s", in.Revision, Short(in.Made())) }
+
+// Made returns the digest that the version was installed with.
+func (in *Installed) Made() string { return cmp.Or(in.MadeAs, in.Digest) }
+
+// Relimited returns the version with the limits of a manifest, in canonical JSON, that differs from its own in nothing else.
+func (in *Installed) Relimited(digest string, canonical json.RawMessage) *Installed {
+	next := *in
+	next.Digest, next.Manifest, next.MadeAs, next.Former = digest, canonical, in.Made(), in.Digest
+	if next.MadeAs == digest {
+		next.MadeAs = ""
+	}
+	return &next
+}
 
 // configPath is where the launchable's copy of the configuration is: each has its own, for its own user.
 func (v *Version) configPath(l *manifest.Launchable) string {

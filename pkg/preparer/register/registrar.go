@@ -312,6 +312,9 @@ func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expe
 			known = there.all && s.fingerprint == fingerprint(servicesOf(n, p, !p.Standby))
 			said = there.main
 		}
+		if !right && here.all && s.relimited(n, p) {
+			known, said = true, here.main
+		}
 		if p.told() {
 			said = consul.Health{Passing: true}
 			c.pass(p.Works)
@@ -358,6 +361,21 @@ func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expe
 		return c, false, news, saveBy
 	}
 	return c, reach >= Running && p.Rested && s.gate.pass(now), news, saveBy
+}
+
+// relimited reports whether the agent has the services of the same processes with other limits: its check goes on as it is.
+func (s *service) relimited(n *node.Node, p *Pod) bool {
+	if s.fingerprint == "" {
+		return false
+	}
+	for _, digest := range []string{p.Installed.Former, p.Installed.MadeAs} {
+		before, was := *p, *p.Installed
+		was.Digest = digest
+		if before.Installed = &was; digest != "" && s.fingerprint == fingerprint(servicesOf(n, &before, p.Standby)) {
+			return true
+		}
+	}
+	return false
 }
 
 func changeOf(n *node.Node, p *Pod) change {

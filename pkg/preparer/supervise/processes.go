@@ -100,6 +100,31 @@ func Compare(wanted []string, procs []runtime.Status) Plan {
 	return plan
 }
 
+// CompareLimits compares the limits that processes of a pod are to have with those that the runtime has of them, and returns what is to be asked. It leaves
+// out those that were started on a node without limits. live reports whether all of them run well with limits, or have done their work, so
+// that others can be had without a start.
+func CompareLimits(wanted []runtime.LimitRequest, procs []runtime.Status) (asks []runtime.LimitRequest, live bool) {
+	running, found := 0, 0
+	for i := range procs {
+		s := &procs[i]
+		at := slices.IndexFunc(wanted, func(to runtime.LimitRequest) bool { return to.ID == s.Spec.ID })
+		iso := s.Spec.Isolation
+		if at < 0 || iso == nil || iso.PIDs == 0 { // every process that is held to limits has one of those
+			continue
+		}
+		switch {
+		case s.Phase == runtime.Running && s.ShortRuns < pod.CrashLoop:
+			running, found = running+1, found+1
+		case s.Phase == runtime.Exited && s.LastExit != nil && s.LastExit.Code == 0 && !s.LastExit.Unknown:
+			found++
+		}
+		if to := wanted[at]; s.Phase != runtime.Unknown && (to.CPU != iso.CPU || to.Memory != iso.Memory) {
+			asks = append(asks, to)
+		}
+	}
+	return asks, running > 0 && found == len(wanted)
+}
+
 // Of asks the runtime what it has of a pod at this moment. Workers that ask at the same time share one question, asked after all of them
 // wanted to know: the answer is about all pods, so that each asking for itself would make a start cost more the more pods there are.
 func (s *Processes) Of(ctx context.Context, id pod.Identity) (procs []runtime.Status, err error) {
@@ -166,6 +191,16 @@ func (s *Processes) Restart(ctx context.Context, ask runtime.RestartRequest) err
 		return fmt.Errorf("restart %s: %w", ask.ID, err)
 	}
 	s.step("restart done")
+	return nil
+}
+
+// Relimit has the runtime hold a process to other limits. Errors to test for: runtime.ErrKeepsLimits, runtime.ErrTooOld.
+func (s *Processes) Relimit(ctx context.Context, to runtime.LimitRequest) error {
+	s.step("relimit")
+	if err := s.answering(ctx, func(ctx context.Context) error { return s.runtime.Relimit(ctx, to) }); err != nil {
+		return fmt.Errorf("limits of %s: %w", to.ID, err)
+	}
+	s.step("relimit done")
 	return nil
 }
 

@@ -57,3 +57,48 @@ func TestPodOf(t *testing.T) {
 		t.Errorf("a process that is known: %v, %t", got, ok)
 	}
 }
+
+// Limits change in what runs, and are asked for of what has others.
+func TestCompareLimits(t *testing.T) {
+	t.Parallel()
+	status := func(id string, phase runtime.Phase, change func(*runtime.Status)) runtime.Status {
+		s := statusOf(id, phase)
+		s.Spec.Isolation = &runtime.Isolation{CPU: 500, Memory: 64, PIDs: 10}
+		if change != nil {
+			change(&s)
+		}
+		return s
+	}
+	a, b := runtime.LimitRequest{ID: "a", CPU: 500, Memory: 64}, runtime.LimitRequest{ID: "b", CPU: 500, Memory: 64}
+	less, more := runtime.LimitRequest{ID: "a", CPU: 100, Memory: 64}, runtime.LimitRequest{ID: "b", CPU: 500, Memory: 128}
+	ended := func(code int) func(*runtime.Status) {
+		return func(s *runtime.Status) { s.LastExit = &pod.Exit{Code: code} }
+	}
+	runs := status("a", runtime.Running, nil)
+	for name, c := range map[string]struct {
+		wanted []runtime.LimitRequest
+		procs  []runtime.Status
+		asks   []runtime.LimitRequest
+		live   bool
+	}{
+		"as they are":        {[]runtime.LimitRequest{a, b}, []runtime.Status{runs, status("b", runtime.Running, nil)}, nil, true},
+		"one has others":     {[]runtime.LimitRequest{a, more}, []runtime.Status{runs, status("b", runtime.Running, nil)}, []runtime.LimitRequest{more}, true},
+		"both have":          {[]runtime.LimitRequest{less, more}, []runtime.Status{runs, status("b", runtime.Running, nil)}, []runtime.LimitRequest{less, more}, true},
+		"one is not there":   {[]runtime.LimitRequest{less, more}, []runtime.Status{runs}, []runtime.LimitRequest{less}, false},
+		"one waits":          {[]runtime.LimitRequest{a, more}, []runtime.Status{runs, status("b", runtime.Backoff, nil)}, []runtime.LimitRequest{more}, false},
+		"one crashes":        {[]runtime.LimitRequest{a, b}, []runtime.Status{runs, status("b", runtime.Running, func(s *runtime.Status) { s.ShortRuns = pod.CrashLoop })}, nil, false},
+		"one has done it":    {[]runtime.LimitRequest{a, b}, []runtime.Status{runs, status("b", runtime.Exited, ended(0))}, nil, true},
+		"one has failed":     {[]runtime.LimitRequest{a, b}, []runtime.Status{runs, status("b", runtime.Exited, ended(1))}, nil, false},
+		"all have done it":   {[]runtime.LimitRequest{b}, []runtime.Status{status("b", runtime.Exited, ended(0))}, nil, false},
+		"unknown":            {[]runtime.LimitRequest{more}, []runtime.Status{status("b", runtime.Unknown, nil)}, nil, false},
+		"not isolated":       {[]runtime.LimitRequest{less}, []runtime.Status{status("a", runtime.Running, func(s *runtime.Status) { s.Spec.Isolation = nil })}, nil, false},
+		"started without":    {[]runtime.LimitRequest{less}, []runtime.Status{status("a", runtime.Running, func(s *runtime.Status) { s.Spec.Isolation = &runtime.Isolation{} })}, nil, false},
+		"another version":    {[]runtime.LimitRequest{a}, []runtime.Status{runs, status("x", runtime.Running, nil)}, nil, true},
+		"node has no limits": {nil, []runtime.Status{runs}, nil, false},
+	} {
+		asks, live := CompareLimits(c.wanted, c.procs)
+		if !slices.Equal(asks, c.asks) || live != c.live {
+			t.Errorf("%s: %+v, %t; want %+v, %t", name, asks, live, c.asks, c.live)
+		}
+	}
+}
