@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -276,6 +277,9 @@ type OrphanPage struct {
 
 // Spoke reports whether the node has said, under a cluster epoch, what it runs, and all of that is known (R1).
 func (v *View) Spoke(epoch string) bool { return v.Epoch == epoch && !v.OrphansUnread }
+
+// HoldsLimits reports whether pods of the node have cgroups, so that their limits can change while they run.
+func (n *Node) HoldsLimits() bool { return slices.Contains(strings.Split(n.Isolation, ","), "cgroup") }
 
 // OrphanCount is how many pods the record says run without a matching intent.
 func (n *Node) OrphanCount() int {

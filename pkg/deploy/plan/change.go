@@ -20,7 +20,7 @@ type ChangeKind string
 // The kinds, each more than the one before.
 const (
 	UpToDate      ChangeKind = "up-to-date"
-	NeedsUpdate   ChangeKind = "needs-update"   // the controller stays: counts, labels, knobs, or an upgrade in place
+	NeedsUpdate   ChangeKind = "needs-update"   // the controller stays: counts, labels, knobs, limits, or an upgrade in place
 	NeedsRecreate ChangeKind = "needs-recreate" // a new revision
 )
 
@@ -58,7 +58,11 @@ type SpecChange struct {
 // ports does not count, nor does whether a default is written out.
 func EvalSpecChange(current, updated *record.ServiceSpec) SpecChange {
 	knobs := updated.KnobsAfter(current)
-	return evalSpecChange(current, updated, knobs.Strategy == rollout.InPlaceStrategy)
+	change := evalSpecChange(current, updated, knobs.Strategy == rollout.InPlaceStrategy)
+	if onlyLimits(current, updated) {
+		change.relimit()
+	}
+	return change
 }
 
 // evalSpecChange is EvalSpecChange where pods are upgraded in place, or are not.
@@ -70,15 +74,24 @@ func evalSpecChange(current, updated *record.ServiceSpec, inPlace bool) SpecChan
 		dropOnly(before, from, after)
 		dropOnly(after, to, before)
 	}
-	change := SpecChange{Kind: UpToDate, Fields: Differences(before, after)}
+	change := SpecChange{Fields: Differences(before, after)}
 	for i := range change.Fields {
 		f := &change.Fields[i]
 		f.Kind, f.Why = whatItTakes(f.Path, inPlace)
-		if f.Kind == NeedsRecreate || change.Kind == UpToDate {
-			change.Kind = f.Kind
+	}
+	change.Kind = kindOf(change.Fields)
+	return change
+}
+
+// kindOf returns what a change of fields takes that say what each of them takes.
+func kindOf(fields []FieldChange) ChangeKind {
+	kind := UpToDate
+	for _, f := range fields {
+		if f.Kind == NeedsRecreate || kind == UpToDate {
+			kind = f.Kind
 		}
 	}
-	return change
+	return kind
 }
 
 // withDefaults writes out the defaults of what a new revision would be made for.

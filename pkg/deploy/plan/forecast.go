@@ -129,7 +129,16 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 			replaced = min(limits.Counted(p.current.RC.ReplicaGroups), limits.Counted(target.ReplicaGroups))
 		}
 		if replaced > 0 && !sameManifests(limits) {
-			ops = append(ops, &UpgradePodsOperation{about(target, replaced, Available, total, p.upgraded(c, limits, replaced))})
+			changed := about(target, replaced, Available, total, p.upgraded(c, limits, replaced))
+			if p.relimits {
+				var roles []string
+				if limits != nil {
+					roles = limits.Roles
+				}
+				ops = append(ops, &RelimitPodsOperation{pods: changed, Limits: p.limits(roles)})
+			} else {
+				ops = append(ops, &UpgradePodsOperation{changed})
+			}
 		}
 	}
 	if more > 0 {

@@ -126,9 +126,7 @@ func (p *planner) end(c course, pods []placed) Room {
 	after := p.State.without(gone)
 	stuck := Room{Reasons: scheduler.Reasons{}, holders: map[string][]string{}}
 	if c == inPlace {
-		for _, at := range there {
-			p.upgrade(after, at, &stuck)
-		}
+		stuck = p.upgradeAll(after, there)
 	}
 	room := after.place(p.spec, p.missing(p.wanted(), there), there)
 	room.Pods += len(there) - stuck.Pods
@@ -199,6 +197,21 @@ func (p *planner) missing(pods int, there []placed) []rc.ReplicaGroup {
 		}
 	}
 	return groups
+}
+
+// stuck returns how many pods have no room for their new version where they are.
+func (p *planner) stuck(pods []placed) Room {
+	stay, gone := p.staying(inPlace, pods)
+	return p.upgradeAll(p.State.without(gone), stay)
+}
+
+// upgradeAll gives pods what their new version takes. Those that it returns are stuck.
+func (p *planner) upgradeAll(after *State, pods []placed) Room {
+	stuck := Room{Reasons: scheduler.Reasons{}, holders: map[string][]string{}}
+	for _, at := range pods {
+		p.upgrade(after, at, &stuck)
+	}
+	return stuck
 }
 
 // upgrade gives a pod what its new version takes, so that the next pod on its node finds that taken. Where the node has

@@ -246,6 +246,23 @@ func (o *UpgradePodsOperation) Format(names Resolver) []Line {
 
 func (o *UpgradePodsOperation) String() string { return o.text("upgrade in place", Names{}) }
 
+// RelimitPodsOperation lets running pods have other limits. It waits until they have. A pod whose node cannot do that while it runs is started again.
+type RelimitPodsOperation struct {
+	pods
+	Limits string // in words
+}
+
+// Format implements Operation.
+func (o *RelimitPodsOperation) Format(names Resolver) []Line {
+	return []Line{{Sign: Changed, Text: o.words(names), Where: o.Where}}
+}
+
+func (o *RelimitPodsOperation) String() string { return o.words(Names{}) }
+
+func (o *RelimitPodsOperation) words(names Resolver) string {
+	return o.text("change the limits of", names) + " to " + o.Limits + ", no restart"
+}
+
 // StopPodsOperation stops pods. It waits until their nodes have confirmed it.
 type StopPodsOperation struct{ pods }
 

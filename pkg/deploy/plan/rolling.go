@@ -59,6 +59,7 @@ type planner struct {
 	change    SpecChange
 	digests   rc.Digests
 	canonical map[string][]byte // manifests by digest
+	relimits  bool              // nothing changes of the pods but limits that their nodes can change while they run
 	draft     *draft
 	preDeploy *rollout.PreDeploy
 	arrivals  *succession // nil: nobody has asked for it
@@ -146,6 +147,10 @@ func (r *RollingStrategy) planner(client Client, svc *record.Service, spec *reco
 		}
 	}
 	p.change = evalSpecChange(before, spec, p.knobs.Strategy == rollout.InPlaceStrategy)
+	p.relimits = p.onlyRelimits()
+	if p.chooseInPlace(); p.relimits && p.knobs.Kind() == rollout.InPlaceStrategy {
+		p.change.relimit()
+	}
 	r.Domain.explain(p.change.Fields)
 	return p, nil
 }
