@@ -1,0 +1,183 @@
+package plan_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+)
+
+// resources makes those of the sample's one process.
+func resources(is string) string {
+	return `pod.launchables=[{"name": "server", "artifact": {"kind": "tar", "url": "https://files.example/web-1.2.tar.gz",
+		"sha256": "` + strings.Repeat("a", 64) + `"}, "args": ["-v"], "env": {"TOKEN": "abc"}, "resources": ` + is + `}]`
+}
+
+// Limits alone need an update: no document says of them that pods are replaced.
+func TestOnlyLimitsChange(t *testing.T) {
+	t.Parallel()
+	group := func(is string) string {
+		return `replica_groups=[{"role": "a", "count": 1, "resources": ` + is + `}, {"role": "b", "count": 1}]`
+	}
+	for _, tt := range []struct {
+		name          string
+		before, after []string
+		want          string // kind, and the fields of which limits are said
+	}{
+		{"CPU", []string{resources(`{"cpu": 100}`)}, []string{resources(`{"cpu": "200m"}`)}, "needs-update pod.launchables[server].resources.cpu"},
+		{"memory", []string{resources(`{"cpu": 100}`)}, []string{resources(`{"cpu": 100, "memory": "1Mi"}`)}, "needs-update pod.launchables[server].resources.memory"},
+		{"none any more", []string{resources(`{"cpu": 100}`)}, nil, "needs-update pod.launchables[server].resources.cpu"},
+		{"the same", []string{resources(`{"cpu": 100}`)}, []string{resources(`{"cpu": "100m"}`)}, "up-to-date "},
+		{"PIDs too", []string{resources(`{"cpu": 100}`)}, []string{resources(`{"cpu": 200, "pids": 7}`)}, "needs-recreate "},
+		{"a label too", []string{resources(`{"cpu": 100}`)}, []string{resources(`{"cpu": 200}`), newManifest}, "needs-recreate "},
+		{"a count too", []string{resources(`{"cpu": 100}`)}, []string{resources(`{"cpu": 200}`), `replicas=7`}, "needs-update pod.launchables[server].resources.cpu"},
+		{"a selector too", []string{resources(`{"cpu": 100}`)}, []string{resources(`{"cpu": 200}`), `node_selector="a=b"`}, "needs-recreate pod.launchables[server].resources.cpu"},
+		{"of a group", []string{`replicas=null`, group(`{"cpu": 100}`)}, []string{`replicas=null`, group(`{"cpu": 200}`)}, "needs-update replica_groups[a].resources.cpu"},
+		{"of a group, and PIDs", []string{`replicas=null`, group(`{"cpu": 100}`)}, []string{`replicas=null`, group(`{"cpu": 100, "pids": 3}`)}, "needs-recreate "},
+		{"in place", []string{`update.strategy="in-place"`, resources(`{"cpu": 100}`)}, []string{`update.strategy="in-place"`, resources(`{"cpu": 200}`)}, "needs-update pod.launchables[server].resources.cpu"},
+	} {
+		got := plan.EvalSpecChange(sample(t, tt.before...), sample(t, tt.after...))
+		var limits []string
+		for _, f := range got.Fields {
+			if f.Why == "the limits of running processes change" {
+				limits = append(limits, f.Path)
+			}
+		}
+		if said := fmt.Sprintf("%s %s", got.Kind, strings.Join(limits, ",")); said != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, said, tt.want)
+		}
+	}
+}
+
+// Limits alone change in place, whatever the strategy; where that cannot be, the document's strategy replaces the pods.
+func TestLimitsInPlace(t *testing.T) {
+	t.Parallel()
+	const small, large = `{"cpu": 100, "memory": "64Mi"}`, `{"cpu": 500, "memory": "128Mi"}`
+	live := []string{"~ start rollout in-place", "  ~ change the limits of 3 pods of web-r1 to cpu 500m, memory 128Mi, no restart (forecast: n0, n1, n2)"}
+	anew := func(strategy string) []string { return []string{"~ start rollout " + strategy} }
+	for _, tt := range []struct {
+		name     string
+		was, is  []string
+		strategy func(*plan.RollingStrategy)
+		world    func(*cluster)
+		want     []string
+	}{
+		{name: "limits", want: live},
+		{name: "blue-green", is: []string{`update.strategy="blue-green"`}, want: live},
+		{name: "a canary", is: []string{`update.canary={"pods": 1}`, `update.auto_promote="1m"`}, want: live},
+		{name: "old ones first", is: []string{`update.order="stop-first"`, `update.max_surge=2`}, want: live},
+		{name: "in place as it is", was: []string{`update.strategy="in-place"`}, is: []string{`update.strategy="in-place"`}, want: live},
+		{name: "volumes", was: []string{volumes}, is: []string{volumes}, want: live},
+		{name: "asked for", strategy: func(r *plan.RollingStrategy) { r.Override = "in-place" }, want: live},
+		{name: "going back", strategy: func(r *plan.RollingStrategy) { r.Rollback = true }, want: live},
+		{name: "more pods too", is: []string{`replicas=4`}, want: append(slices.Clone(live), "  + run 1 pod of web-r1 (forecast: n3)")},
+		{name: "another strategy asked for", strategy: func(r *plan.RollingStrategy) { r.Override = "availability" }, want: anew("availability")},
+		{name: "a new revision asked for", strategy: func(r *plan.RollingStrategy) { r.ForceRecreate = true }, want: anew("availability")},
+		{name: "none may be missing", is: []string{`update.max_unavailable=0`}, want: anew("availability")},
+		{name: "all must be available", is: []string{`update.min_available=3`}, want: anew("availability")},
+		{name: "a label too", is: []string{newManifest}, want: anew("availability")},
+		{name: "a selector too", is: []string{`max_per_node=2`}, want: anew("availability")},
+		{name: "somebody changed its manifest", world: func(c *cluster) { c.svc.Controllers[0].RC.ManifestDigest = strings.Repeat("1", 64) }, want: anew("availability")},
+		{name: "another revision has pods", world: func(c *cluster) {
+			r := c.svc.Controllers[0].RC
+			r.ID, r.Name, r.Service = rc.RevisionID(c.svc.Deployed.ID, 7), "web-r7", &rc.Service{Name: "web", Revision: 7}
+			c.svc.Controllers = append(c.svc.Controllers, record.Controller{RC: r})
+		}, want: anew("availability")},
+		{name: "a node without cgroups", strategy: func(r *plan.RollingStrategy) { r.State.Nodes["n1"].Isolation = "users,tmp" }, want: anew("availability")},
+		{name: "nobody looked at nodes", strategy: func(r *plan.RollingStrategy) { r.State = nil }, want: []string{
+			"~ start rollout in-place", "  ~ change the limits of 3 pods of web-r1 to cpu 500m, memory 128Mi, no restart",
+		}},
+		{name: "one has no room where it is", strategy: func(r *plan.RollingStrategy) { r.State.Nodes["n2"].Capacity.CPU = 400 }, want: anew("availability")},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			c := &cluster{}
+			c.deployed(t, sample(t, append([]string{resources(small)}, tt.was...)...))
+			if tt.world != nil {
+				tt.world(c)
+			}
+			state := wide(9, 9, 9, 9)
+			for _, v := range state.Nodes {
+				v.Isolation, v.Capacity.CPU = "users,cgroup,tmp", 1000
+			}
+			c.runs(state, "n0", "n1", "n2")
+			p, err := c.planOf(t, sample(t, append([]string{resources(large)}, tt.is...)...), func(r *plan.RollingStrategy) {
+				r.State = state
+				if tt.strategy != nil {
+					tt.strategy(r)
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, l := range p.Lines() {
+				text, _, _ := strings.Cut(l.Text, ": ")
+				if l.Where != nil {
+					text = fmt.Sprintf("%s (%s)", text, l.Where)
+				}
+				if strings.HasPrefix(text, "create") || tt.want[0] != "~ start rollout in-place" && l.Depth > 0 {
+					continue
+				}
+				got = append(got, fmt.Sprintf("%s%s %s", strings.Repeat("  ", l.Depth), l.Sign, text))
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("got  %q\nwant %q", got, tt.want)
+			}
+			if inPlace := tt.want[0] == live[0]; (p.Change.Kind == plan.NeedsUpdate) != inPlace {
+				t.Errorf("it is %s", p.Change.Kind)
+			}
+		})
+	}
+}
+
+// Limits that change again while they change do so in place, from either.
+func TestLimitsChangeInMidCourse(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, second, third, want string
+	}{
+		{"other limits", resources(`{"cpu": 200}`), resources(`{"cpu": 300}`), "replace the rollout under way by rollout in-place"},
+		{"back", resources(`{"cpu": 200}`), resources(`{"cpu": 100}`), "replace the rollout under way by rollout in-place"},
+		{"new pods", newManifest, resources(`{"cpu": 300}`), "replace the rollout under way by rollout availability"},
+	} {
+		c := &cluster{}
+		c.deployed(t, sample(t, resources(`{"cpu": 100}`)))
+		c.under(t, sample(t, resources(`{"cpu": 100}`), tt.second))
+		p, err := c.planOf(t, sample(t, tt.third))
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		if !slices.ContainsFunc(p.Lines(), func(l plan.Line) bool { return strings.HasPrefix(l.Text, tt.want) }) {
+			t.Errorf("%s: %+v, want %q", tt.name, p.Lines(), tt.want)
+		}
+	}
+}
+
+// The limits of each group are said that changes.
+func TestLimitsOfGroups(t *testing.T) {
+	t.Parallel()
+	groups := func(a, b string) string {
+		return fmt.Sprintf(`replica_groups=[{"role": "a", "count": 1, "resources": {"cpu": %s}}, {"role": "b", "count": 2, "resources": {"cpu": %s}}]`, a, b)
+	}
+	for _, tt := range []struct{ a, b, want string }{
+		{"200", "100", "change the limits of 1 pod of web-r1 to cpu 200m, no restart"},
+		{"200", "300", "change the limits of 3 pods of web-r1 to cpu 200m (a); cpu 300m (b), no restart"},
+		{"200", "200", "change the limits of 3 pods of web-r1 to cpu 200m, no restart"},
+	} {
+		c := &cluster{}
+		c.deployed(t, sample(t, `replicas=null`, groups("100", "100")))
+		p, err := c.planOf(t, sample(t, `replicas=null`, groups(tt.a, tt.b)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(p.Lines(), func(l plan.Line) bool { return l.Text == tt.want && l.Sign == plan.Changed }) {
+			t.Errorf("%+v, want %q", p.Lines(), tt.want)
+		}
+	}
+}
