@@ -131,6 +131,7 @@ var scenarios = map[string]func(*env){
 	"rollback-waits":        rollbackWaits,
 	"blue-green":            blueGreen,
 	"in-place":              inPlace,
+	"resize-live":           resizeLive,
 	"gates":                 gates,
 	"turned-back":           turnedBack,
 	"in-place-back":         backInPlace,
