@@ -23,7 +23,7 @@ pod:
     artifact: {kind: exec, path: /bin/sh}
     args:
     - -c
-    - '[ -e used ] || { : > used; x=$(head -c 50331648 /dev/zero | tr "\0" x); }; while :; do sleep 1000; done'
+    - '[ -e used ] || { x=$(head -c 50331648 /dev/zero | tr "\0" x); mkfifo forever; : > used; }; read line < forever'
     resources: {cpu: %s, memory: %s}
 `, update, cpu, memory)
 }
@@ -45,7 +45,7 @@ func resizeLive(e *env) {
 		return nil
 	})
 	e.rcctl(sized("100m", "256Mi", ""), "deploy", "-f", "-", "--yes")
-	before := e.processes()
+	before := e.three()
 	e.sizes(before, 100, 256)
 
 	changes := e.planOf(sized("500m", "512Mi", ""))
@@ -82,7 +82,7 @@ func resizeLive(e *env) {
 	e.sizes(before, 100, 256)
 
 	e.rcctl(sized("100m", "16Mi", ""), "deploy", "-f", "-", "--yes")
-	after, counted := e.processes(), n1.countsMemory()
+	after, counted := e.three(), n1.countsMemory()
 	for key, pid := range before {
 		if started := after[key] != pid; after[key] == 0 || started != counted {
 			e.t.Errorf("%s runs as %d, before as %d; the machine counts memory: %t", key, after[key], pid, counted)
@@ -93,6 +93,18 @@ func resizeLive(e *env) {
 	}
 	e.sizes(after, 100, 16)
 	e.t.Logf("the machine counts memory: %t", counted)
+}
+
+// three returns the processes of three pods once none has a child.
+func (e *env) three() (found map[string]int) {
+	e.t.Helper()
+	e.within(limit, func() (err error) {
+		if found, err = e.scan(); err == nil && len(found) != 3 {
+			err = fmt.Errorf("processes %v, want three", found)
+		}
+		return err
+	})
+	return found
 }
 
 // planOf returns what rcctl plan says of a document that changes something.

@@ -105,6 +105,14 @@ func (s *Status) CarrySince(previous *Status) {
 	}
 }
 
+// Reason returns why a condition is true, "" where it is not.
+func (s *Status) Reason(t ConditionType) string {
+	if c := field.Find(s.Conditions, func(c *Condition) bool { return c.Type == t && c.True }); c != nil {
+		return c.Reason
+	}
+	return ""
+}
+
 // Is reports whether a condition is true.
 func (s *Status) Is(t ConditionType) bool {
 	return slices.ContainsFunc(s.Conditions, func(c Condition) bool { return c.Type == t && c.True })

@@ -327,8 +327,12 @@ func (m *Member) lacks() string {
 	case m.Ctrl.InStages():
 		return m.lacksInStage()
 	case m.Ctrl.InPlace != nil && m.Status.UpdatedAvailable < *m.Target:
-		return fmt.Sprintf("%d of %d pods of %s run the new manifest and are available",
+		text := fmt.Sprintf("%d of %d pods of %s run the new manifest and are available",
 			m.Status.UpdatedAvailable, *m.Target, m.Name)
+		if why := m.Status.Reason(rc.Blocked); why != "" { // such as a node that has no room for what the new one takes
+			text += "; " + why
+		}
+		return text
 	case m.up().Actual < *m.Target:
 		return fmt.Sprintf("%d of %d pods of %s are available", m.up().Actual, *m.Target, m.Name)
 	}

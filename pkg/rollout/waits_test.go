@@ -58,6 +58,21 @@ func TestWhatAStageWaitsFor(t *testing.T) {
 	}
 }
 
+// A stage in place that fails says what its owner could not do.
+func TestAStageInPlaceSaysWhatBlocksIt(t *testing.T) {
+	rec, obs := staged(rollout.InPlaceStrategy, rollout.Moving, rollout.Update{Step: 1}, 4,
+		rev{dir: rollout.Up, has: 4, target: 3, upgrade: &rc.InPlace{Limit: 3}, updated: 2})
+	rec.Progress = 100
+	obs.Now = t0.Add(time.Minute)
+	for _, seen := range obs.Revisions {
+		seen.Status.Conditions = rc.SetCondition(seen.Status.Conditions, rc.Blocked, true, "n2 has no room: resources", t0)
+	}
+	const want = "2 of 3 pods of web-r1 run the new manifest and are available; n2 has no room: resources"
+	if d := rollout.Decide(rec, obs); d.Record.State != rollout.Paused || !strings.HasSuffix(d.Record.Reason, want) {
+		t.Errorf("%s %q, want %q", d.Record.State, d.Record.Reason, want)
+	}
+}
+
 // A status of the limit before does not end the stage of the next one.
 func TestInPlaceWaitsForAStatusOfItsLimit(t *testing.T) {
 	for _, tt := range []struct {
