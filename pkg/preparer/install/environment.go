@@ -18,7 +18,7 @@ const (
 	envIndex        = "POD_INDEX"    // its number in that group, from 0
 	envReplicas     = "POD_REPLICAS" // how many replicas that group had when this version of the pod was placed; a later count changes nothing in pods that run
 	envRC           = "RC_ID"        // the controller
-	envDigest       = "POD_DIGEST"   // digest of the manifest that this version of the pod was made from
+	envDigest       = "POD_DIGEST"   // digest of the manifest that this version of the pod was made from; limits of CPU and memory may have changed since
 	envHome         = "POD_HOME"     // the pod's own directory: stays when the pod is upgraded; removed some time after it was stopped (`--keep-stopped` of the preparer)
 	volumeEnvPrefix = "VOLUME_"      // directory of a volume
 	portEnvPrefix   = "PORT_"        // number of a port

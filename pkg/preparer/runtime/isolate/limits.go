@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -48,9 +49,9 @@ func Relimit(dir string, iso confine.Isolation) error {
 // restore writes back what files of a cgroup held, the latest first.
 func restore(dir string, settings []confine.Setting) error {
 	var errs []error
-	for i := len(settings) - 1; i >= 0; i-- {
-		if err := confine.Write(dir, settings[i].File, settings[i].Value); err != nil && !confine.Gone(err) {
-			errs = append(errs, fmt.Errorf("%s back to %s: %w", settings[i].File, settings[i].Value, err))
+	for _, was := range slices.Backward(settings) {
+		if err := confine.Write(dir, was.File, was.Value); err != nil && !confine.Gone(err) {
+			errs = append(errs, fmt.Errorf("%s back to %s: %w", was.File, was.Value, err))
 		}
 	}
 	return errors.Join(errs...)

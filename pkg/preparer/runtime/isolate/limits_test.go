@@ -2,6 +2,7 @@ package isolate_test
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,10 +19,7 @@ func TestRelimit(t *testing.T) {
 	const mib = 1 << 20
 	held := map[string]string{"cpu.max": "50000 100000", "memory.max": "67108864", "memory.swap.max": "0", "memory.oom.group": "1", "memory.current": "33554432"}
 	without := func(files ...string) map[string]string {
-		out := map[string]string{}
-		for file, text := range held {
-			out[file] = text
-		}
+		out := maps.Clone(held)
 		for _, file := range files {
 			delete(out, file)
 		}
