@@ -144,3 +144,20 @@ func (p *planner) limits(roles []string) string {
 		return fmt.Sprintf("%s (%s)", text, strings.Join(said[text], ", "))
 	}), "; ")
 }
+
+// restarts warns that a pod may be started again all the same.
+func (p *planner) restarts(c course) []string {
+	if c != inPlace || !p.relimits {
+		return nil
+	}
+	before, after := p.base.Spec.Groups(), p.spec.Groups()
+	for role := range rolesOf(before, after) {
+		was, is := manifestOf(p.base.Spec.Pod, before, role), manifestOf(p.spec.Pod, after, role)
+		for i := range is.Launchables { // they differ in nothing but limits
+			if a, b := was.Launchables[i].Resources.Memory, is.Launchables[i].Resources.Memory; b > 0 && (a == 0 || b < a) {
+				return []string{"a process may have less memory: a pod in which one uses more than it may is started again"}
+			}
+		}
+	}
+	return nil
+}

@@ -181,3 +181,27 @@ func TestLimitsOfGroups(t *testing.T) {
 		}
 	}
 }
+
+// Who may have less memory may be started again, and the plan says so.
+func TestLessMemoryWarns(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		was, is string
+		want    bool
+	}{
+		{`{"memory": "64Mi"}`, `{"memory": "32Mi"}`, true},
+		{`{"cpu": 100}`, `{"cpu": 100, "memory": "32Mi"}`, true},
+		{`{"memory": "64Mi"}`, `{"memory": "65Mi", "cpu": 5}`, false},
+		{`{"cpu": 100, "memory": "64Mi"}`, `{"cpu": 50}`, false},
+	} {
+		c := &cluster{}
+		c.deployed(t, sample(t, resources(tt.was)))
+		p, err := c.planOf(t, sample(t, resources(tt.is)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if warns := strings.Contains(strings.Join(p.Warnings, "\n"), "is started again"); warns != tt.want {
+			t.Errorf("%s to %s: %q", tt.was, tt.is, p.Warnings)
+		}
+	}
+}

@@ -108,7 +108,7 @@ func (r *RollingStrategy) attempt(client Client, svc *record.Service, spec *reco
 	if len(p.change.Fields) == 1 && p.Domain.decides(p.change.Fields[0]) {
 		out.Warnings = append(out.Warnings, "the document is as it was; its pods change because "+p.Domain.is()+" now")
 	}
-	out.Warnings = append(append(out.Warnings, p.leftBehind(c)...), spec.Pod.Warnings()...)
+	out.Warnings = slices.Concat(out.Warnings, p.restarts(c), p.leftBehind(c), spec.Pod.Warnings())
 	if out.Operations, err = p.operations(c); err != nil {
 		return Plan{}, err
 	}
