@@ -111,12 +111,28 @@ func (p *planner) firstStage(pods []placed, end Room) error {
 // may leave more pods than the service has in effect and is to have. Pods that only a lower number makes too many stay
 // until the new pods serve.
 func (p *planner) roomAfter(pods []placed, stopped, wanted int) Room {
-	total := p.spec.Total()
-	if p.current != nil && p.knobs.Kind() != rollout.BlueGreenStrategy {
-		total = max(total, p.current.RC.Desired())
-	}
-	gone := min(len(pods), max(0, len(pods)-total)+stopped)
+	gone := min(len(pods), max(0, len(pods)-p.kept())+stopped)
 	return p.State.without(pods[:gone]).Room(p.spec, wanted)
+}
+
+// kept returns how many old pods stay until new ones serve: those in the service's name as long as blue-green adds all
+// new ones beside them.
+func (p *planner) kept() int {
+	total := p.spec.Total()
+	switch {
+	case p.knobs.Kind() == rollout.BlueGreenStrategy && p.svc != nil:
+		named := 0
+		for i := range p.svc.Controllers {
+			if r := &p.svc.Controllers[i].RC; r.DeletedAt == nil && (r.Service == nil || !r.Service.Standby) {
+				named += r.Desired()
+			}
+		}
+		return max(total, named)
+	case p.current != nil:
+		return max(total, p.current.RC.Desired())
+	default:
+		return total
+	}
 }
 
 // end returns how many pods run as the document says when all is done: those that stay, and the others that find a

@@ -189,10 +189,7 @@ func (p *planner) succeed(old []placed) *succession {
 		beside, batch = total, total
 	}
 	state := *p.State
-	extra := max(0, len(old)-total)
-	if p.current != nil {
-		extra = max(0, len(old)-max(total, p.current.RC.Desired()))
-	}
+	extra := max(0, len(old)-max(total, p.kept()))
 	goes := func(n int) int {
 		n = max(0, min(n, len(old)))
 		state = *state.without(old[:n])

@@ -1,0 +1,36 @@
+package plan_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
+)
+
+// With blue-green all old pods stay until the new ones have the name, also where the new version has fewer: what a lower
+// number makes too many frees no room for the first stage.
+func TestBlueGreenWithALowerNumber(t *testing.T) {
+	const blueGreen = `update.strategy="blue-green"`
+	for nodes, want := range map[int]string{
+		7: "the strategy blue-green starts 3 pods before it stops others, and the nodes have room for 1",
+		9: "",
+	} {
+		c := &cluster{}
+		c.deployed(t, sample(t, `replicas=6`, blueGreen))
+		c.svc.Controllers[0].RC.Service.Standby = false // it has the name
+		state := wide(make([]int, nodes)...)
+		for _, v := range state.Nodes {
+			v.Capacity.Slots = 1
+		}
+		for i := range 6 {
+			c.has(state, i, i, 0)
+		}
+		p, err := c.planOf(t, sample(t, `replicas=3`, blueGreen, newManifest), func(r *plan.RollingStrategy) { r.State = state })
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%d nodes: %v, want %q", nodes, err, want)
+		}
+		if len(p.Warnings) > 0 {
+			t.Errorf("%d nodes: %v", nodes, p.Warnings)
+		}
+	}
+}
