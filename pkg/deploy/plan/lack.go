@@ -258,7 +258,8 @@ func (p *planner) upgrade(after *State, at placed, stuck *Room) {
 }
 
 // placed returns the service's pods that have a place in the order in which they go: those of revisions that stand by,
-// then of the newest. Of each revision those on nodes that are not open come first, then those with the highest index.
+// then of the newest. Of each revision one role goes after the other, as its controller names them; of each role those on
+// nodes that are not open come first, then those with the highest index.
 func (p *planner) placed() []placed {
 	if p.svc == nil {
 		return nil
@@ -279,8 +280,12 @@ func (p *planner) placed() []placed {
 	}
 	var all []placed
 	for _, id := range p.leaving() {
+		groups := p.svc.Controller(id).RC.ReplicaGroups
+		rank := func(at placed) int {
+			return slices.IndexFunc(groups, func(g rc.ReplicaGroup) bool { return g.Role == at.id.Role })
+		}
 		all = append(all, slices.SortedFunc(slices.Values(pods[id]), func(a, b placed) int {
-			return cmp.Or(cmp.Compare(closed(a), closed(b)), cmp.Compare(b.id.Index, a.id.Index),
+			return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(closed(a), closed(b)), cmp.Compare(b.id.Index, a.id.Index),
 				a.id.Compare(b.id), cmp.Compare(a.node, b.node))
 		})...)
 	}
