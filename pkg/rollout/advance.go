@@ -436,8 +436,14 @@ func (r *Record) failures() (text string) {
 }
 
 // because says after what a person asked for why pods of the new revision are not available now: they are gone when
-// somebody else looks.
+// somebody else looks. Of a way back it says why that began.
 func (w *Work) because(asked string) string {
+	switch r := w.Record; {
+	case r.State == RollingBack:
+		return field.Cut(asked+" on the way back"+after(": ", r.Reason), rc.MaxReason)
+	case r.GoesBack(): // its reason is why it is paused
+		return field.Cut(asked+" on the way back"+r.failures(), rc.MaxReason)
+	}
 	up := w.Upward()
 	if up == nil || up.Status == nil {
 		return asked

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
@@ -134,6 +136,31 @@ func TestWhyPodsWereNotAvailableWhenAPersonEndedIt(t *testing.T) {
 			if d := rollout.Decide(rec, obs); d.Record.Reason != by+tt.want {
 				t.Errorf("%s, %s: %q, want %q", name, verb, d.Record.Reason, by+tt.want)
 			}
+		}
+	}
+}
+
+// A way back that is aborted keeps why it went back: what it goes back to says nothing about the version that failed.
+func TestAbortedOnTheWayBack(t *testing.T) {
+	const why = "no progress for 2m0s; main.0 on n4: exit 1"
+	failed := []rollout.Failure{{RC: web2, PodFailure: rc.PodFailure{Pod: "main.0", Node: "n4", Reason: "exit 1"}}}
+	for state, want := range map[rollout.State]string{
+		rollout.RollingBack: "aborted by bob on the way back: " + why,
+		rollout.Paused:      "aborted by bob on the way back; main.0 on n4: exit 1",
+	} {
+		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4,
+			rev{dir: rollout.Up, has: 3, target: 3, away: 1}, rev{has: 1, target: 1})
+		obs.Revisions[rec.Revisions[0].RC].Status.Failing = []rc.PodFailure{{Pod: "main.2", Node: "n1", Reason: "its node was restarted"}}
+		rec.State, rec.Reason, rec.Failures, rec.Request = state, why, failed, &rollout.Request{Verb: rollout.AbortVerb, By: "bob"}
+		if state == rollout.Paused {
+			rec.Resume, rec.Reason = rollout.RollingBack, "paused by eve"
+		}
+		d := rollout.Decide(rec, obs)
+		if d.Record.Reason != want {
+			t.Errorf("%s: %q, want %q", state, d.Record.Reason, want)
+		}
+		if diff := cmp.Diff(failed, d.Record.Failures); diff != "" {
+			t.Errorf("%s: %s", state, diff)
 		}
 	}
 }
