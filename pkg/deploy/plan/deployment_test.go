@@ -569,6 +569,28 @@ func TestRollbackSaysWhy(t *testing.T) {
 	}
 }
 
+// Who scales a service later, or changes its knobs, leaves in the history why it was rolled back. Why a rollout failed or
+// was aborted says nothing about what is changed without one.
+func TestChangesKeepWhyItWasRolledBack(t *testing.T) {
+	const why = "rolled back from web-r1 while 2 of 3 of its pods were available"
+	for outcome, want := range map[rollout.State]string{rollout.Done: why, "": why, rollout.Aborted: ""} {
+		for _, change := range []string{`replicas=4`, `update.delay="1s"`} {
+			c := &cluster{}
+			c.deployed(t, sample(t))
+			c.svc.History[0].Reason, c.svc.History[0].Outcome = why, outcome
+			if outcome == "" { // an earlier change had no rollout
+				c.svc.History[0].Rollout = ""
+			}
+			if _, err := deployment(t, c, change).Run(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := c.commits[len(c.commits)-1].Entry; got.Revision != 1 || got.Reason != want {
+				t.Errorf("%s after %q: revision %d, reason %q, want %q", change, outcome, got.Revision, got.Reason, want)
+			}
+		}
+	}
+}
+
 // A way back is not refused because its document allows a stage less time than the pods take that it replaces.
 func TestRollbackAllowsTime(t *testing.T) {
 	for limit, want := range map[string]time.Duration{"30s": time.Minute + rollout.DefaultStageTimeout, "61s": 61 * time.Second, "0s": 0} {

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -352,13 +353,16 @@ func (p *planner) record(id string, number int64, target *rc.RC) {
 	if p.svc != nil {
 		if made := p.svc.Entry(number); made != nil { // the audit log says who changed it since
 			p.draft.Entry.By, p.draft.Entry.At = made.By, made.At
+			if made.Outcome == "" || made.Outcome == rollout.Done { // it says what the revision came back for
+				p.draft.Entry.Reason = made.Reason
+			}
 		}
 		if under := p.svc.Rollout; under != nil { // its end goes into the entry
 			p.draft.Deployed.Rollout, p.draft.Entry.Rollout = under.ID, under.ID
 		}
 	}
 	if p.Rollback {
-		p.draft.Entry.Reason = p.leftBecause()
+		p.draft.Entry.Reason = cmp.Or(p.leftBecause(), p.draft.Entry.Reason)
 	}
 	for _, f := range p.change.Fields {
 		p.draft.Audit = append(p.draft.Audit, f.String())
