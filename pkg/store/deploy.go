@@ -106,7 +106,11 @@ func (s *Deployments) writeDraft(ctx context.Context, d *record.Draft, audit Aud
 	if err != nil {
 		return err
 	}
-	ops := []consul.Op{cas(s.keys.Deployed.Key(d.Service), d.Deployed, seen.Index), set(s.keys.Entries.Key(d.Service, strconv.FormatInt(d.Deployed.Revision, 10)), d.Entry)}
+	entry, err := s.entryOp(ctx, d)
+	if err != nil {
+		return err
+	}
+	ops := []consul.Op{cas(s.keys.Deployed.Key(d.Service), d.Deployed, seen.Index), entry}
 	if d.Settings != nil {
 		ops = append(ops, sameRecord(s.keys.Settings.Key(), *d.Settings))
 	}
@@ -140,6 +144,25 @@ func (s *Deployments) writeDraft(ctx context.Context, d *record.Draft, audit Aud
 		ops = append(ops, consul.CheckMissing(s.keys.Rollouts.Key(d.Deployed.ID)))
 	}
 	return s.change(ctx, "service "+d.Service, ops, manifests, rcs, audit)
+}
+
+// entryOp writes the history of a draft. Where that leaves a rollout under way, the entry must not have its outcome yet:
+// it would be written over.
+func (s *Deployments) entryOp(ctx context.Context, d *record.Draft) (consul.Op, error) {
+	revision := strconv.FormatInt(d.Deployed.Revision, 10)
+	key := s.keys.Entries.Key(d.Service, revision)
+	if d.Rollout != nil || d.Seen == nil || d.Seen.Rollout == nil {
+		return set(key, d.Entry), nil
+	}
+	is, err := s.Entries.Get(ctx, Consistent, d.Service, revision)
+	switch {
+	case errors.Is(err, ErrNotFound): // then there is no index
+	case err != nil:
+		return consul.Op{}, err
+	case is.Value.EndedAt != nil:
+		return consul.Op{}, fmt.Errorf("service %s: rollout %s has ended: %w", d.Service, is.Value.Rollout, ErrConflict)
+	}
+	return cas(key, d.Entry, is.Index), nil
 }
 
 // draftRCs lists the controllers that a draft makes, changes and marks for deletion, with the indices that they were read at.

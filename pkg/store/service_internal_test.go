@@ -7,6 +7,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
@@ -71,6 +72,35 @@ func TestARolloutThatEndsWhileItsServiceIsRead(t *testing.T) {
 				t.Errorf("only %d requests", requests)
 			}
 			return
+		}
+	}
+}
+
+// Other knobs that are deployed while a rollout ends leave its outcome in the history: without that the failed revision
+// would count as the one in effect.
+func TestKnobsAreDeployedWhileTheRolloutEnds(t *testing.T) {
+	for ends, want := range map[bool]error{false: nil, true: ErrConflict} {
+		farm, fence := begun(t)
+		st := &Deployments{farm.db}
+		svc, err := st.Service(t.Context(), "web")
+		if err != nil {
+			t.Fatal(err)
+		}
+		committed(t, farm, moved(next(t, farm, fence)))
+		if ends {
+			committed(t, farm, ended(next(t, farm, fence), rollout.Failed, "it is sick"))
+		}
+		draft := &record.Draft{Service: "web", Seen: svc, Deployed: svc.Deployed, Entry: *svc.Entry(2)}
+		err = st.DeployDraft(t.Context(), draft, NewAudit("op", "deploy", svc.Deployed.RC, nil))
+		if !errors.Is(err, want) {
+			t.Errorf("it ends: %v: %v, want %v", ends, err, want)
+		}
+		now, err := st.Service(t.Context(), "web")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if is := now.Entry(2).Outcome; (is == rollout.Failed) != ends {
+			t.Errorf("it ends: %v: the history has the outcome %q", ends, is)
 		}
 	}
 }
