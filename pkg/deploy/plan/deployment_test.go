@@ -547,7 +547,7 @@ func TestRollbackSaysWhy(t *testing.T) {
 		status *rc.Status
 		want   string
 	}{
-		"pods fail":        {true, &rc.Status{ObservedGeneration: 1, Desired: 3, Available: 2, Failing: failing}, "rolled back from web-r1 while 2 of 3 of its pods were available; main.0 on n1: unhealthy: 503"},
+		"pods fail":        {true, &rc.Status{ObservedGeneration: 1, Desired: 3, Available: 2, Failing: failing}, "rolled back from revision 1 while 2 of 3 of its pods were available; main.0 on n1: unhealthy: 503"},
 		"all available":    {true, &rc.Status{ObservedGeneration: 1, Desired: 3, Available: 3}, ""},
 		"of other counts":  {true, &rc.Status{ObservedGeneration: 9, Desired: 3, Available: 2}, ""},
 		"nothing is known": {true, nil, ""},
@@ -569,10 +569,32 @@ func TestRollbackSaysWhy(t *testing.T) {
 	}
 }
 
+// In place all revisions have one controller, which bears the number of the first: the reason names the revision.
+func TestRollbackInPlaceNamesTheRevision(t *testing.T) {
+	c := &cluster{}
+	const inPlace = `update.strategy="in-place"`
+	c.deployed(t, sample(t, inPlace))
+	c.deployed(t, sample(t, inPlace, newManifest))
+	r := &c.svc.Controllers[0]
+	if r.RC.Name != "web-r1" || c.svc.Deployed.Revision != 2 {
+		t.Fatalf("controller %s, revision %d", r.RC.Name, c.svc.Deployed.Revision)
+	}
+	r.RC.InPlace, r.RC.ManifestDigest = nil, c.svc.History[1].Manifest
+	r.Status = &rc.Status{ObservedGeneration: r.RC.Generation, Desired: 3, Available: 2}
+	strategy := rolling()
+	strategy.Rollback = true
+	if _, err := plan.NewDeployment(c, c.svc.History[0].Spec, strategy).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.commits[len(c.commits)-1].Entry.Reason; got != "rolled back from revision 2 while 2 of 3 of its pods were available" {
+		t.Errorf("%q", got)
+	}
+}
+
 // Who scales a service later, or changes its knobs, leaves in the history why it was rolled back. Why a rollout failed or
 // was aborted says nothing about what is changed without one.
 func TestChangesKeepWhyItWasRolledBack(t *testing.T) {
-	const why = "rolled back from web-r1 while 2 of 3 of its pods were available"
+	const why = "rolled back from revision 1 while 2 of 3 of its pods were available"
 	for outcome, want := range map[rollout.State]string{rollout.Done: why, "": why, rollout.Aborted: ""} {
 		for _, change := range []string{`replicas=4`, `update.delay="1s"`} {
 			c := &cluster{}

@@ -380,7 +380,7 @@ func (p *planner) leftBecause() string {
 	if st.Available >= st.Desired && len(st.Failing) == 0 {
 		return ""
 	}
-	why := fmt.Sprintf("rolled back from %s while %d of %d of its pods were available", p.current.RC.Name, st.Available, st.Desired)
+	why := fmt.Sprintf("rolled back from revision %d while %d of %d of its pods were available", p.base.Revision, st.Available, st.Desired)
 	for _, f := range st.Failing {
 		why += fmt.Sprintf("; %s on %s: %s", f.Pod, f.Node, f.Reason)
 	}
