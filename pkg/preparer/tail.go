@@ -52,8 +52,15 @@ func lastOf(path string) string {
 	n, _ := f.ReadAt(data, info.Size()-int64(len(data)))
 	lines := bytes.Split(bytes.TrimLeft(data[:n], "\x00"), []byte("\n")) // zeros are where something was rotated out of it
 	if len(lines) > 1 && info.Size() > maxTail {
-		lines = lines[1:] // only part of it was read
+		if text := asOne(lines[1:]); text != "" { // only part of the first was read
+			return text
+		}
 	}
+	return asOne(lines)
+}
+
+// asOne makes one line of lines.
+func asOne(lines [][]byte) string {
 	var text []string
 	for _, line := range lines {
 		line, _ = logfile.CutMark(line)

@@ -30,6 +30,8 @@ func TestTheEndOfALog(t *testing.T) {
 		"one\ntwo \x1b[31m\tthree\n":             "one two [31m three",
 		strings.Repeat("a line\n", 1000) + "end": strings.Repeat("a line ", 72) + "end",
 		"\xff\xfeodd":                            "\uFFFD\uFFFDodd",
+		strings.Repeat("e", 600) + "\n":          strings.Repeat("e", maxTail-1), // a long line that has ended is all that there is to tell
+		"first\n" + strings.Repeat("f", 600) + "\n\n": strings.Repeat("f", maxTail-2),
 	} {
 		if err := os.WriteFile(path, []byte(log), 0o600); err != nil {
 			t.Fatal(err)
