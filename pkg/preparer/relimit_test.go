@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -49,7 +50,7 @@ func (b *bench) wantLimits(host isolate.Host, name string, cpu, memory int64) {
 				return fmt.Errorf("%s: isolation %+v, want cpu %d and memory %d", name, iso, cpu, memory)
 			}
 			for _, l := range []struct{ controller, file, want string }{
-				{confine.CPU, "cpu.max", fmt.Sprintf("%d 100000\n", cpu*100)}, {confine.Memory, "memory.max", fmt.Sprintf("%d\n", memory)},
+				{confine.CPU, "cpu.max", orMax(cpu*100) + " 100000\n"}, {confine.Memory, "memory.max", orMax(memory) + "\n"},
 			} {
 				got, err := os.ReadFile(filepath.Join(host.Cgroup, s.Spec.ID, l.file))
 				if slices.Contains(host.Limits, l.controller) && string(got) != l.want {
@@ -60,6 +61,14 @@ func (b *bench) wantLimits(host isolate.Host, name string, cpu, memory int64) {
 		}
 		return fmt.Errorf("%s does not run: %+v", name, b.procs(0))
 	})
+}
+
+// orMax is a limit as a cgroup shows it; zero is none.
+func orMax(limit int64) string {
+	if limit == 0 {
+		return "max"
+	}
+	return strconv.FormatInt(limit, 10)
 }
 
 // pidOf returns the pid of one of the pod's processes.
