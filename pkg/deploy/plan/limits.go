@@ -123,11 +123,19 @@ func (p *planner) chooseInPlace() {
 	p.knobs, p.change = knobs, change
 }
 
+// namedGroups returns the groups of a document. Where it has a pod on each node it names none, and the pods have the default role.
+func namedGroups(s *record.ServiceSpec) []rc.ReplicaGroup {
+	if groups := s.Groups(); len(groups) > 0 {
+		return groups
+	}
+	return []rc.ReplicaGroup{{Role: rc.DefaultRole}}
+}
+
 // limits says in words what the pods may take from now on: of each role that changes, where they are not the same.
 func (p *planner) limits(roles []string) string {
 	said := map[string][]string{} // roles by what is said of them
 	var texts []string
-	groups := p.spec.Groups()
+	groups := namedGroups(p.spec)
 	for _, g := range groups {
 		if len(roles) > 0 && !slices.Contains(roles, g.Role) {
 			continue
@@ -150,7 +158,7 @@ func (p *planner) restarts(c course) []string {
 	if c != inPlace || !p.relimits {
 		return nil
 	}
-	before, after := p.base.Spec.Groups(), p.spec.Groups()
+	before, after := namedGroups(&p.base.Spec), namedGroups(p.spec)
 	for role := range rolesOf(before, after) {
 		was, is := manifestOf(p.base.Spec.Pod, before, role), manifestOf(p.spec.Pod, after, role)
 		for i := range is.Launchables { // they differ in nothing but limits

@@ -205,3 +205,47 @@ func TestLessMemoryWarns(t *testing.T) {
 		}
 	}
 }
+
+// A service with a pod on each node has no groups that its limits could be said of, before or after.
+func TestLimitsOfAPodOnEachNode(t *testing.T) {
+	t.Parallel()
+	const large, less = `{"cpu": 500, "memory": "64Mi"}`, `{"cpu": 500, "memory": "32Mi"}`
+	eachNode := []string{`mode="each-node"`, `replicas=null`}
+	for _, tt := range []struct {
+		name    string
+		was, is []string
+		limits  string
+		want    string
+		warns   bool
+	}{
+		{"as it is", eachNode, eachNode, large, "change the limits of 4 pods of web-r1 to cpu 500m, memory 64Mi, no restart", false},
+		{"less memory", eachNode, eachNode, less, "change the limits of 4 pods of web-r1 to cpu 500m, memory 32Mi, no restart", true},
+		{"from counts", nil, eachNode, less, "change the limits of 3 pods of web-r1 to cpu 500m, memory 32Mi, no restart", true},
+		{"to counts", eachNode, nil, less, "change the limits of 3 pods of web-r1 to cpu 500m, memory 32Mi, no restart", true},
+	} {
+		c := &cluster{}
+		c.deployed(t, sample(t, append([]string{resources(`{"cpu": 100, "memory": "64Mi"}`)}, tt.was...)...))
+		c.svc.Controllers[0].RC.InPlace = nil // its first rollout is over
+		c.svc.Controllers[0].Status = &rc.Status{Placed: 4, Desired: 4}
+		state := wide(9, 9, 9, 9)
+		for _, v := range state.Nodes {
+			v.Isolation, v.Capacity.CPU = "users,cgroup,tmp", 1000
+		}
+		on := []string{"n0", "n1", "n2", "n3"}
+		if tt.was == nil {
+			on = on[:3]
+		}
+		c.runs(state, on...)
+		p, err := c.planOf(t, sample(t, append([]string{resources(tt.limits)}, tt.is...)...), func(r *plan.RollingStrategy) { r.State = state })
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		if !slices.ContainsFunc(p.Lines(), func(l plan.Line) bool { return l.Text == tt.want }) {
+			t.Errorf("%s: %+v, want %q", tt.name, p.Lines(), tt.want)
+		}
+		if warns := strings.Contains(strings.Join(p.Warnings, "\n"), "is started again"); warns != tt.warns {
+			t.Errorf("%s: %q", tt.name, p.Warnings)
+		}
+	}
+}
