@@ -23,9 +23,9 @@ func TestChangesThereAndBack(t *testing.T) {
 		from, to string
 		kind     plan.ChangeKind // in place an update where it is not up to date
 	}{
-		{"a processor share", bare, process(`, "resources": {"cpu": 1000}`), plan.NeedsRecreate},
-		{"another processor share", process(`, "resources": {"cpu": 1000}`), process(`, "resources": {"cpu": 2000}`), plan.NeedsRecreate},
-		{"a memory limit", bare, process(`, "resources": {"memory": 104857600}`), plan.NeedsRecreate},
+		{"a processor share", bare, process(`, "resources": {"cpu": 1000}`), plan.NeedsUpdate},
+		{"another processor share", process(`, "resources": {"cpu": 1000}`), process(`, "resources": {"cpu": 2000}`), plan.NeedsUpdate},
+		{"a memory limit", bare, process(`, "resources": {"memory": 104857600}`), plan.NeedsUpdate},
 		{"a limit of no size", bare, process(`, "resources": {}`), plan.UpToDate},
 		{"the same memory in words", process(`, "resources": {"memory": 104857600}`), process(`, "resources": {"memory": "100Mi"}`), plan.UpToDate},
 		{"another artifact", bare, strings.Replace(bare, "aaaa", "bbbb", 1), plan.NeedsRecreate},
