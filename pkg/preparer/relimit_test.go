@@ -225,7 +225,7 @@ type fullDisk struct {
 }
 
 func (d *fullDisk) Save(rec preparer.Record) error {
-	if d.full.Load() && rec.Installed != nil && rec.Installed.Former != "" {
+	if d.full.Load() && rec.Installed != nil && len(rec.Installed.Former) > 0 {
 		return errors.New("no space left")
 	}
 	return d.State.Save(rec)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/account"
 	"github.com/rcfarm/rcfarm/pkg/internal/durable"
@@ -65,8 +66,8 @@ type Installed struct {
 	// MadeAs is the digest that the version was installed with, where only its limits have changed since: directory, processes and environment are
 	// named by it. Empty: Digest.
 	MadeAs string `json:"made_as,omitempty"`
-	// Former is the digest before the limits changed last.
-	Former string `json:"former,omitempty"`
+	// Former are the digests before the limits changed, the latest last, at most maxFormer.
+	Former []string `json:"former_digests,omitempty"`
 	// Launching: what follows the start, after_launch and enable, is not done yet.
 	Launching bool `json:"launching,omitempty"`
 }
@@ -98,10 +99,16 @@ func (in *Installed) name() string { return fmt.Sprintf("%d-%s", in.Revision, Sh
 // Made returns the digest that the version was installed with.
 func (in *Installed) Made() string { return cmp.Or(in.MadeAs, in.Digest) }
 
+// maxFormer is how many digests are kept of before the limits changed: the agent may have the services with one of them.
+const maxFormer = 8
+
 // Relimited returns the version with the limits of a manifest, in canonical JSON, that differs from its own in nothing else.
 func (in *Installed) Relimited(digest string, canonical json.RawMessage) *Installed {
 	next := *in
-	next.Digest, next.Manifest, next.MadeAs, next.Former = digest, canonical, in.Made(), in.Digest
+	next.Digest, next.Manifest, next.MadeAs = digest, canonical, in.Made()
+	former := slices.DeleteFunc(slices.Clone(in.Former), func(f string) bool { return f == in.Digest || f == digest })
+	former = append(former, in.Digest)
+	next.Former = former[max(0, len(former)-maxFormer):]
 	if next.MadeAs == digest {
 		next.MadeAs = ""
 	}

@@ -368,7 +368,7 @@ func (s *service) relimited(n *node.Node, p *Pod) bool {
 	if s.fingerprint == "" {
 		return false
 	}
-	for _, digest := range []string{p.Installed.Former, p.Installed.MadeAs} {
+	for _, digest := range append([]string{p.Installed.MadeAs}, p.Installed.Former...) {
 		before, was := *p, *p.Installed
 		was.Digest = digest
 		if before.Installed = &was; digest != "" && s.fingerprint == fingerprint(servicesOf(n, &before, p.Standby)) {

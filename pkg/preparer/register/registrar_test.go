@@ -97,3 +97,23 @@ func TestReach(t *testing.T) {
 		}
 	}
 }
+
+// Limits that change twice before the agent takes the services anew leave the pod as available as it is.
+func TestLimitsChangeTwiceBeforeARegistration(t *testing.T) {
+	t.Parallel()
+	n := &node.Node{Name: "n1", Address: "127.0.0.1"}
+	in := (&install.Installed{Digest: "a"}).Relimited("b", nil)
+	p := Pod{
+		ID: pod.Identity{RCID: "rc", Role: "main"}, Installed: in, Manifest: &manifest.Manifest{ID: "web"},
+		Up: true, Alive: true, Works: true, Rested: true,
+	}
+	var s service
+	s.fingerprint = changeOf(n, &p).fingerprint
+	local := map[string]consul.Health{ServiceID("n1", p.ID): {Passing: true}}
+	for i, digest := range []string{"c", "d"} {
+		p.Installed = p.Installed.Relimited(digest, nil)
+		if _, due, _, _ := s.saw(n, &p, local, map[string]bool{}, time.Now().Add(time.Duration(i)*time.Hour), Running); !due || !s.health.Known || !s.health.Passing {
+			t.Errorf("%s: due %t, %+v", digest, due, s.health)
+		}
+	}
+}
