@@ -43,8 +43,11 @@ func (s *Snapshot) mayGo() int {
 			n++
 		}
 	}
-	if !s.foundNoNodes() {
+	switch {
+	case !s.foundNoNodes():
 		asked = s.RC.Desired()
+	case s.each != nil: // on a node that has only pods which leave, one comes in their place
+		asked = s.each.count - len(s.each.nodes)
 	}
 	if s.each != nil {
 		drained = 0 // see leavers

@@ -183,6 +183,15 @@ func TestAStageOfAChangeToEachNode(t *testing.T) {
 			},
 			adds: []string{"main.0"}, stops: []string{"side.0"},
 		},
+		"no more than one does where the stage keeps none": {
+			limit: 1, on: joined("n0", "n1", "n2", "n3", "n4"),
+			more: func(s *reconcile.Snapshot) {
+				role(s, 0, 1, 2, 3, 4)
+				s.RC.MinAvailable = count(0)
+				s.Previous = &rc.Status{Conditions: []rc.Condition{{Type: rc.InsufficientNodes, True: true, Since: s.Now}}}
+			},
+			adds: []string{"main.0"}, stops: []string{"side.0"},
+		},
 		"where new ones found no node others are upgraded": {
 			limit: 1, on: joined("n0", "n1", "n2", "n3", "n4"),
 			more: func(s *reconcile.Snapshot) {
