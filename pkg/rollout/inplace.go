@@ -166,7 +166,7 @@ func begins(was, next *rc.RC) rc.InPlace {
 		from = p.Former()
 	}
 	if InStages(was, next) {
-		return beginsStages(was, from, to)
+		return beginsStages(from, to)
 	}
 	var out rc.InPlace
 	roles := changingRoles(was.ReplicaGroups, next.ReplicaGroups, from, to)

@@ -29,10 +29,10 @@ func InStages(was, next *rc.RC) bool {
 	return !other && (was.EachNode() != next.EachNode() || was.InStages())
 }
 
-// beginsStages returns what a change of mode begins with: no pod is known to be right, and all may stay. from is what pods
-// run that do not run the new manifests.
-func beginsStages(was *rc.RC, from, to rc.Digests) rc.InPlace {
-	keep := was.Desired()
+// beginsStages returns what a change of mode begins with: no pod is known to be right, and all may stay, however many
+// there are. from is what pods run that do not run the new manifests.
+func beginsStages(from, to rc.Digests) rc.InPlace {
+	keep := rc.MaxReplicas
 	out := rc.InPlace{Keep: &keep}
 	if !from.Equal(to) {
 		out.From, out.FromGroups = from.Base, from.Groups

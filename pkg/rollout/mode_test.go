@@ -48,23 +48,24 @@ func TestABeginningOfAChangeOfMode(t *testing.T) {
 	givenUp.was.InPlace = &rc.InPlace{From: "d1", Limit: 3, Keep: new(0)}
 	another.was = givenUp.was
 	another.next.ManifestDigest = "d3"
+	all := rc.MaxReplicas // of however many pods
 	for name, c := range map[string]struct {
 		changing
 		placed, nodes, right int
 		want                 rc.InPlace
 		stages, least, total int
 	}{
-		"to each node":              {toEach(4, "d1"), 4, 6, 4, rc.InPlace{Keep: new(4)}, 2, 4, 6},
-		"to fewer":                  {toEach(9, "d1"), 9, 3, 3, rc.InPlace{Keep: new(9)}, 6, 2, 3},
-		"nobody knows the nodes":    {toEach(4, "d1"), 4, 0, 0, rc.InPlace{Keep: new(4)}, 4, 3, 4},
-		"more nodes than may be":    {toEach(4, "d1"), 4, rc.MaxReplicas + 1, rc.MaxReplicas, rc.InPlace{Keep: new(4)}, 1, 4, rc.MaxReplicas},
-		"with a new version":        {toEach(4, "d2"), 4, 6, 0, rc.InPlace{From: "d1", Keep: new(4)}, 6, 4, 6},
-		"to counts":                 {toCounts(8, "d1"), 6, 0, 6, rc.InPlace{Keep: new(6)}, 2, 6, 8},
-		"to fewer counts":           {toCounts(4, "d2"), 6, 0, 0, rc.InPlace{From: "d1", Keep: new(6)}, 4, 3, 4},
+		"to each node":              {toEach(4, "d1"), 4, 6, 4, rc.InPlace{Keep: &all}, 2, 4, 6},
+		"to fewer":                  {toEach(9, "d1"), 9, 3, 3, rc.InPlace{Keep: &all}, 6, 2, 3},
+		"nobody knows the nodes":    {toEach(4, "d1"), 4, 0, 0, rc.InPlace{Keep: &all}, 4, 3, 4},
+		"more nodes than may be":    {toEach(4, "d1"), 4, rc.MaxReplicas + 1, rc.MaxReplicas, rc.InPlace{Keep: &all}, 1, 4, rc.MaxReplicas},
+		"with a new version":        {toEach(4, "d2"), 4, 6, 0, rc.InPlace{From: "d1", Keep: &all}, 6, 4, 6},
+		"to counts":                 {toCounts(8, "d1"), 6, 0, 6, rc.InPlace{Keep: &all}, 2, 6, 8},
+		"to fewer counts":           {toCounts(4, "d2"), 6, 0, 0, rc.InPlace{From: "d1", Keep: &all}, 4, 3, 4},
 		"an ordered group":          {ordered, 6, 0, 0, rc.InPlace{Limit: 4}, 4, 3, 4},
 		"another role":              {roles, 6, 0, 0, rc.InPlace{Limit: 4}, 4, 3, 4},
-		"one that was given up":     {givenUp, 5, 0, 0, rc.InPlace{From: "d1", Keep: new(5)}, 5, 4, 5},
-		"and with another manifest": {another, 5, 0, 0, rc.InPlace{From: "d1", Keep: new(5)}, 5, 4, 5},
+		"one that was given up":     {givenUp, 5, 0, 0, rc.InPlace{From: "d1", Keep: &all}, 5, 4, 5},
+		"and with another manifest": {another, 5, 0, 0, rc.InPlace{From: "d1", Keep: &all}, 5, 4, 5},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := c.start(c.placed, rollout.Knobs{Step: amount(1)})
@@ -238,5 +239,30 @@ func TestAStatusOfAnotherModeIsNotCounted(t *testing.T) {
 	d := decided(rec, r, reported{desired: 9, placed: 9}.status(r.Generation-1), t0)
 	if d.Record.Total() != 4 {
 		t.Errorf("it ends with %d", d.Record.Total())
+	}
+}
+
+// Another deployment in mid-course lets no pod go before others serve, however many there are by then.
+func TestAChangeOfModeThatGoesOnKeepsAllPods(t *testing.T) {
+	for name, c := range map[string]changing{"to each node": toEach(9, "d1"), "to counts": toCounts(3, "d1")} {
+		started, err := rollout.Begin(c.start(9, rollout.Knobs{Step: amount(1)}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		under := started.RCs[0]
+		under.ReplicaGroups = c.next.ReplicaGroups
+		next := c.next
+		next.ManifestDigest = "d3"
+		st := reported{desired: 3, placed: 9, available: 9, updated: 3, updatedAvailable: 3}.status(under.Generation)
+		again, err := rollout.Retarget(started.Record, rollout.Start{
+			ID: "R2", Service: "web", By: "ann", Now: t0, Epoch: "n1", New: next, Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy, Step: amount(1)},
+			Old: []rollout.Seen{{RC: under, Status: st}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := again.RCs[0].InPlace; got.Keep == nil || *got.Keep < 6 {
+			t.Errorf("%s: it keeps too few of 6 pods beyond those asked for: %+v", name, got)
+		}
 	}
 }
