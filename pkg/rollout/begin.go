@@ -274,6 +274,7 @@ func (w *Work) beginInPlace(s Start, running *Record) error {
 	upgrade.Limit = min(upgrade.Limit, changing)
 	w.Record.Update.shareOf(changing)
 	w.Record.Stages = forecast(InPlaceStrategy, changing, w.Record.Update)
+	least := w.Record.Update.Min // the controller's own, also when the change is over
 	if upgrade.Keep != nil {
 		w.beginStages(s, changing, was.Desired())
 	}
@@ -281,7 +282,6 @@ func (w *Work) beginInPlace(s Start, running *Record) error {
 	next := field.Copy(s.New)
 	next.Generation, next.InPlace = was.Generation, &upgrade
 	if next.MinAvailable == nil && (s.Knobs.MinAvailable != nil || s.Knobs.MaxUnavailable != nil) {
-		least := w.Record.Update.Min
 		next.MinAvailable = &least
 	}
 	m.Ctrl = next

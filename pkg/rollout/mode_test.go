@@ -242,6 +242,25 @@ func TestAStatusOfAnotherModeIsNotCounted(t *testing.T) {
 	}
 }
 
+// A minimum that follows from max_unavailable is of the number to come, not of the pods that there are beforehand: the
+// controller keeps it when the change is over.
+func TestAChangeOfModeHasTheMinimumOfWhatItLeadsTo(t *testing.T) {
+	for name, c := range map[string]struct {
+		changing
+		placed, nodes, want int
+	}{"to each node": {toEach(2, "d1"), 2, 6, 5}, "to counts": {toCounts(10, "d1"), 3, 0, 9}, "to fewer counts": {toCounts(3, "d1"), 10, 0, 2}} {
+		s := c.start(c.placed, rollout.Knobs{MaxUnavailable: amount(1)})
+		s.Nodes = c.nodes
+		started, err := rollout.Begin(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := started.RCs[0].MinAvailable; got == nil || *got != c.want {
+			t.Errorf("%s: the minimum is not %d: %s", name, c.want, cmp.Diff(got, &c.want))
+		}
+	}
+}
+
 // Another deployment in mid-course lets no pod go before others serve, however many there are by then.
 func TestAChangeOfModeThatGoesOnKeepsAllPods(t *testing.T) {
 	for name, c := range map[string]changing{"to each node": toEach(9, "d1"), "to counts": toCounts(3, "d1")} {
