@@ -33,7 +33,7 @@ func begin(s Start, running *Record) (Started, error) {
 	if err := s.oneUnit(); err != nil {
 		return Started{}, err
 	}
-	s = s.counted()
+	s = s.counted(running)
 	kind := s.Knobs.Kind()
 	if kind == InPlaceStrategy && s.nothingToUpgrade() && !s.New.EachNode() {
 		kind = AvailabilityStrategy // the first pods come as counts, in stages

@@ -45,11 +45,18 @@ func (m *Member) allUpgraded(target int) bool {
 }
 
 // counted returns the start with the counts that follow from nodes: the new controller is to have the pods that are there.
-func (s Start) counted() Start {
+// Where a status does not say how many nodes ask for one, what the rollout that is replaced ends with does.
+func (s Start) counted(running *Record) Start {
 	old := make([]Seen, len(s.Old))
 	n := 0
 	for i := range s.Old {
-		old[i] = s.Old[i].counted(0)
+		last := 0
+		if running != nil {
+			last = running.Total()
+		} else if st := s.Old[i].Status; st != nil {
+			last = st.Placed
+		}
+		old[i] = s.Old[i].counted(last)
 		if st := old[i].Status; old[i].RC.ID == s.New.ID && st != nil {
 			n = old[i].RC.Desired()
 		}

@@ -285,3 +285,32 @@ func TestAChangeOfModeThatGoesOnKeepsAllPods(t *testing.T) {
 		}
 	}
 }
+
+// A status of before the last record of a change of mode does not say how many nodes ask for a pod. The minimum that
+// follows from max_unavailable is none for that.
+func TestAChangeOfModeThatGoesOnBeforeItsStatus(t *testing.T) {
+	c := toEach(9, "d1")
+	start := c.start(9, rollout.Knobs{Step: amount(1)})
+	start.Nodes = 5
+	started, err := rollout.Begin(start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	under := started.RCs[0]
+	start.ID, start.Knobs.MaxUnavailable = "R2", amount(1)
+	start.New.ManifestDigest = "d3"
+	start.Old = []rollout.Seen{{RC: under, Status: reported{desired: 9, placed: 9}.status(under.Generation - 1)}}
+	replaced, err := rollout.Retarget(started.Record, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := rollout.Begin(start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, got := range map[int]rollout.Started{5: replaced, 9: after} {
+		if least := got.RCs[0].MinAvailable; got.Record.Total() != want || least == nil || *least != want-1 {
+			t.Errorf("it ends with %d pods of %d, and the minimum differs: %s", got.Record.Total(), want, cmp.Diff(least, new(want-1)))
+		}
+	}
+}
