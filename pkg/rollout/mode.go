@@ -82,7 +82,7 @@ func (m *Member) isStageDone(target int) bool {
 	serve := st.UpdatedAvailable >= alive && (alive > 0 || target == 0 || st.Desired == 0) ||
 		st.UpdatedAvailable > 0 && st.Updated >= target && st.Available-st.UnmanagedAvailable >= st.Placed-away
 	if st.Is(rc.InsufficientNodes) {
-		serve = serve || st.UpdatedAvailable >= max(1, st.Placed-away)
+		serve = serve || st.UpdatedAvailable >= max(1, st.Placed-away-m.kept()) // those that the stage keeps are never right
 	}
 	return serve && m.beyond() == 0
 }

@@ -188,12 +188,18 @@ func TestModeStagesEnd(t *testing.T) {
 		"there is no node":                 {5, 0, reported{}, ""},
 		"what is right went with its node": {2, 0, reported{desired: 9, placed: 9, available: 7, updated: 3, updatedAvailable: 1, lost: 2}, ""},
 		"no node for one":                  {5, 0, reported{desired: 9, placed: 4, available: 4, updated: 4, updatedAvailable: 4, noNode: true}, ""},
-		"while another is not right":       {5, 0, reported{desired: 9, placed: 4, available: 4, updated: 3, updatedAvailable: 3, noNode: true}, fmt.Sprintf(more, 3, 5)},
-		"while another does not serve":     {5, 0, reported{desired: 9, placed: 4, available: 3, updated: 4, updatedAvailable: 3, noNode: true}, fmt.Sprintf(more, 3, 5)},
-		"no node for any":                  {5, 0, reported{desired: 9, noNode: true}, fmt.Sprintf(more, 0, 5)},
-		"one is beyond":                    {5, 0, reported{desired: 5, placed: 6, available: 6, updated: 5, updatedAvailable: 5}, "1 pods of web-r1 have yet to stop"},
-		"one beyond stops":                 {5, 0, reported{desired: 5, placed: 5, available: 5, updated: 5, updatedAvailable: 5, stopping: 1}, "1 pods of web-r1 have yet to stop"},
-		"one beyond may stay":              {5, 1, reported{desired: 5, placed: 6, available: 6, updated: 5, updatedAvailable: 5}, ""},
+		"no node for one while the stage keeps another": {
+			6, 1, reported{desired: 6, placed: 6, available: 6, updated: 5, updatedAvailable: 5, noNode: true}, "",
+		},
+		"no node for one while the stage keeps another, and one is not right": {
+			6, 1, reported{desired: 6, placed: 6, available: 6, updated: 4, updatedAvailable: 4, noNode: true}, fmt.Sprintf(more, 4, 6),
+		},
+		"while another is not right":   {5, 0, reported{desired: 9, placed: 4, available: 4, updated: 3, updatedAvailable: 3, noNode: true}, fmt.Sprintf(more, 3, 5)},
+		"while another does not serve": {5, 0, reported{desired: 9, placed: 4, available: 3, updated: 4, updatedAvailable: 3, noNode: true}, fmt.Sprintf(more, 3, 5)},
+		"no node for any":              {5, 0, reported{desired: 9, noNode: true}, fmt.Sprintf(more, 0, 5)},
+		"one is beyond":                {5, 0, reported{desired: 5, placed: 6, available: 6, updated: 5, updatedAvailable: 5}, "1 pods of web-r1 have yet to stop"},
+		"one beyond stops":             {5, 0, reported{desired: 5, placed: 5, available: 5, updated: 5, updatedAvailable: 5, stopping: 1}, "1 pods of web-r1 have yet to stop"},
+		"one beyond may stay":          {5, 1, reported{desired: 5, placed: 6, available: 6, updated: 5, updatedAvailable: 5}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rec, r := middle(t, toEach(4, "d1"), 2, c.target, c.keep, rollout.Moving)
