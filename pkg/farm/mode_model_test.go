@@ -65,18 +65,54 @@ func (m *modeModel) place(role string, index int, on string) {
 	})
 }
 
-// begin starts the change.
+// begin starts the change, in place of one that is under way.
 func (m *modeModel) begin(next rc.RC, step int) {
 	st := m.pass()
 	next.Generation++
-	started, err := rollout.Begin(rollout.Start{
+	s := rollout.Start{
 		ID: "R", Service: "web", By: "ann", Now: m.s.Now, Epoch: "e", New: next, Old: []rollout.Seen{{RC: m.s.RC, Status: st}}, InEffect: 1,
 		Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy, Step: &rollout.Amount{N: step}},
-	})
+	}
+	var started rollout.Started
+	var err error
+	if m.rec != nil {
+		started, err = rollout.Retarget(*m.rec, s)
+	} else {
+		started, err = rollout.Begin(s)
+	}
+	m.started(started, err)
+}
+
+// scale changes how many pods the change ends with.
+func (m *modeModel) scale(n int) {
+	started, err := rollout.Rescale(*m.rec, []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}}, rollout.Observed{
+		Now: m.s.Now, Epoch: "e", Revisions: map[string]rollout.Seen{modelRC: {RC: m.s.RC, Status: m.pass()}},
+	}, "ann")
+	m.started(started, err)
+}
+
+// forth is what the change leads to, once more.
+func (m *modeModel) forth(next rc.RC) rc.RC {
+	next.Generation = m.s.RC.Generation
+	if next.Mode == "" {
+		next.ReplicaGroups = m.s.RC.ReplicaGroups
+	}
+	return next
+}
+
+func (m *modeModel) started(started rollout.Started, err error) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	m.rec, m.s.Rollout, m.s.RC = &started.Record, "R", started.RCs[0]
+	m.trace = append(m.trace, started.Audit...)
+	m.rec, m.s.Rollout = &started.Record, "R"
+	for _, r := range started.RCs {
+		m.trace = append(m.trace, fmt.Sprintf("record %s %+v", r.Mode, r.InPlace))
+		if err := r.Check(); err != nil {
+			m.t.Fatal(err)
+		}
+		m.s.RC = r
+	}
 }
 
 // pass decides about pods, and does it.
@@ -186,7 +222,7 @@ func (m *modeModel) look() {
 	}
 }
 
-// serving counts the pods that serve, and those that are to run and do not.
+// serving counts the pods that serve, and those that are to run what is asked for now and do not.
 func (m *modeModel) serving() (serve, not int) {
 	for i := range m.s.Pods {
 		p := &m.s.Pods[i]
@@ -194,7 +230,7 @@ func (m *modeModel) serving() (serve, not int) {
 		case p.RunState != pod.Running:
 		case p.Reality != nil && p.Reality.Available && p.Reality.Digest == p.Digest:
 			serve++
-		default:
+		case p.Digest == m.s.RC.ManifestDigest:
 			not++
 		}
 	}
@@ -240,6 +276,8 @@ func TestChangesOfModeGoInStages(t *testing.T) {
 		m.begin(next, step)
 		verb := rapid.SampledFrom([]rollout.Verb{"", "", rollout.RollbackVerb, rollout.AbortVerb}).Draw(t, "verb")
 		asks, back, aborted := rapid.IntRange(0, 30).Draw(t, "asks"), false, false
+		turn := rapid.SampledFrom([]string{"", "scale", "back", "again", "pause"}).Draw(t, "turn")
+		turns, returned := rapid.IntRange(0, 30).Draw(t, "turns"), false
 		least, joins := min(had, has)-1, rapid.IntRange(0, 40).Draw(t, "joins")
 		for look := 0; m.rec != nil || look < 20; look++ {
 			if look > 300 && slices.Contains(slices.Collect(maps.Values(m.full)), true) {
@@ -258,7 +296,27 @@ func TestChangesOfModeGoInStages(t *testing.T) {
 			}
 			if m.look(); asked && verb == rollout.AbortVerb {
 				aborted = true
-				m.begin(next, step)
+				m.begin(m.forth(next), step)
+			}
+			if m.rec != nil && look == turns {
+				switch {
+				case turn == "scale" && !toEach && m.rec.State == rollout.Progressing:
+					has = rapid.IntRange(1, 9).Draw(t, "scaled")
+					least = min(least, has-1)
+					m.scale(has)
+				case turn == "back" && m.rec.State == rollout.Progressing && verb == "" && !m.sick && role == rc.DefaultRole: // others do not come in stages
+					returned = true
+					back := before
+					back.Generation = m.s.RC.Generation
+					m.begin(back, step)
+				case turn == "again" && m.rec.State == rollout.Progressing && !back:
+					m.begin(m.forth(next), step)
+				case turn == "pause" && m.rec.Request == nil && m.rec.State == rollout.Progressing:
+					m.rec.Request = &rollout.Request{Verb: rollout.PauseVerb, By: "ann", At: m.s.Now}
+				}
+			}
+			if m.rec != nil && m.rec.State == rollout.Paused && m.rec.Request == nil {
+				m.rec.Request = &rollout.Request{Verb: rollout.ResumeVerb, By: "ann", At: m.s.Now}
 			}
 			serve, not := m.serving()
 			progressing := m.rec != nil && m.rec.State == rollout.Progressing
@@ -282,6 +340,8 @@ func TestChangesOfModeGoInStages(t *testing.T) {
 		}
 		pods := has
 		switch {
+		case returned:
+			pods = had
 		case aborted: // nobody knows the former mode any more
 			before.Mode = next.Mode
 		case want == rollout.Failed:
