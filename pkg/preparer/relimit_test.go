@@ -330,6 +330,8 @@ func TestLimitsOfAPodThatRunsOnce(t *testing.T) {
 	b.start()
 	b.tell(intent(0, second, pod.Running, 30))
 	b.awaitState(0, pod.StateEnded, 30, "")
+	b.tell(intent(0, first, pod.Running, 40))
+	b.awaitState(0, pod.StateEnded, 40, "")
 	if runs := b.text(b.homeFile(0, "runs")); strings.Count(runs, "\n") != 1 {
 		t.Errorf("it ran as %q, want one run", runs)
 	}

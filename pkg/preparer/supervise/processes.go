@@ -104,7 +104,7 @@ func Compare(wanted []string, procs []runtime.Status) Plan {
 // out those that were started on a node without limits. live reports whether all of them run well with limits, or have done their work, so
 // that others can be had without a start.
 func CompareLimits(wanted []runtime.LimitRequest, procs []runtime.Status) (asks []runtime.LimitRequest, live bool) {
-	running, found := 0, 0
+	found := 0
 	for i := range procs {
 		s := &procs[i]
 		at := slices.IndexFunc(wanted, func(to runtime.LimitRequest) bool { return to.ID == s.Spec.ID })
@@ -114,7 +114,7 @@ func CompareLimits(wanted []runtime.LimitRequest, procs []runtime.Status) (asks 
 		}
 		switch {
 		case s.Phase == runtime.Running && s.ShortRuns < pod.CrashLoop:
-			running, found = running+1, found+1
+			found++
 		case s.Phase == runtime.Exited && s.LastExit != nil && s.LastExit.Code == 0 && !s.LastExit.Unknown:
 			found++
 		}
@@ -122,7 +122,7 @@ func CompareLimits(wanted []runtime.LimitRequest, procs []runtime.Status) (asks 
 			asks = append(asks, to)
 		}
 	}
-	return asks, running > 0 && found == len(wanted)
+	return asks, len(wanted) > 0 && found == len(wanted)
 }
 
 // Of asks the runtime what it has of a pod at this moment. Workers that ask at the same time share one question, asked after all of them

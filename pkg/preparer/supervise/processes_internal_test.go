@@ -89,7 +89,7 @@ func TestCompareLimits(t *testing.T) {
 		"one crashes":        {[]runtime.LimitRequest{a, b}, []runtime.Status{runs, status("b", runtime.Running, func(s *runtime.Status) { s.ShortRuns = pod.CrashLoop })}, nil, false},
 		"one has done it":    {[]runtime.LimitRequest{a, b}, []runtime.Status{runs, status("b", runtime.Exited, ended(0))}, nil, true},
 		"one has failed":     {[]runtime.LimitRequest{a, b}, []runtime.Status{runs, status("b", runtime.Exited, ended(1))}, nil, false},
-		"all have done it":   {[]runtime.LimitRequest{b}, []runtime.Status{status("b", runtime.Exited, ended(0))}, nil, false},
+		"all have done it":   {[]runtime.LimitRequest{b}, []runtime.Status{status("b", runtime.Exited, ended(0))}, nil, true},
 		"unknown":            {[]runtime.LimitRequest{more}, []runtime.Status{status("b", runtime.Unknown, nil)}, nil, false},
 		"not isolated":       {[]runtime.LimitRequest{less}, []runtime.Status{status("a", runtime.Running, func(s *runtime.Status) { s.Spec.Isolation = nil })}, nil, false},
 		"started without":    {[]runtime.LimitRequest{less}, []runtime.Status{status("a", runtime.Running, func(s *runtime.Status) { s.Spec.Isolation = &runtime.Isolation{} })}, nil, false},
