@@ -490,18 +490,15 @@ func TestKilledAnywhereBesideAStoppedSupervisor(t *testing.T) {
 		goOn := func() { _ = syscall.Kill(supervisor, syscall.SIGCONT) } // it ends with the test, not before
 		var mu sync.Mutex
 		life := 0 // what a timer of a former one does late must not stop the supervisor for good
-		hold := func(of int) {
+		hold := func(of int, length time.Duration) {
 			mu.Lock()
 			defer mu.Unlock()
 			if life == of {
 				_ = syscall.Kill(supervisor, syscall.SIGSTOP)
+				time.AfterFunc(length, goOn) // made here, so that it never comes before the stop
 			}
 		}
-		var timers []*time.Timer
 		end := func() {
-			for _, timer := range timers {
-				timer.Stop()
-			}
 			mu.Lock()
 			defer mu.Unlock()
 			life++
@@ -514,7 +511,7 @@ func TestKilledAnywhereBesideAStoppedSupervisor(t *testing.T) {
 				return
 			}
 			at, length, of := time.Duration(f.rnd.Int64N(int64(longest))), time.Duration(f.rnd.Int64N(int64(longest))), life
-			timers = []*time.Timer{time.AfterFunc(at, func() { hold(of) }), time.AfterFunc(at+length, goOn)}
+			time.AfterFunc(at, func() { hold(of, length) })
 		}}
 	})
 }
