@@ -298,9 +298,9 @@ func modeChange(e *env) {
 	e.runs(map[string]int{"2": 2})
 }
 
-// modeStages: a service of 4 counted pods on 6 nodes gets a pod on each node in stages of one pod, and counts again with
-// another version. Never do fewer serve than the minimum, and never are more on their way than a stage has. A version that
-// does not serve stops at the first stage: all old pods serve meanwhile, and are left as they were.
+// modeStages: a service of 4 counted pods on 6 nodes gets a pod on each node in stages of one pod, and counts again
+// with another version. Never do fewer serve than the minimum, and never are more on their way than a stage has. A
+// version that does not serve stops at the first stage: all old pods serve meanwhile, and are left as they were.
 func modeStages(e *env) {
 	e.site(6, 1)
 	const update = "step: 1, stage_timeout: 20s"
@@ -341,8 +341,8 @@ func modeStages(e *env) {
 	e.runs(map[string]int{"4": 4})
 }
 
-// watched is what was seen of a controller while it changed: the fewest pods that were available, the most that were not
-// and were to run, the most that were to run, and the limits of its upgrade in place in their order.
+// watched is what was seen of a controller while it changed: the fewest pods that were available, the most that were
+// not and were to run, the most that were to run, and the limits of its upgrade in place in their order.
 type watched struct {
 	least, coming, most int
 	limits              []int

@@ -107,8 +107,8 @@ func rollbackWaits(e *env) {
 	e.mustSay([]string{"web-r1 has all pods again"}, "history", "web", "-o", "json")
 }
 
-// whyItFailed: when a rollout has failed, its pods are gone. What their checks answered, how their processes ended and the
-// end of their logs are still to be read, also where a person took it back.
+// whyItFailed: when a rollout has failed, its pods are gone. What their checks answered, how their processes ended and
+// the end of their logs are still to be read, also where a person took it back.
 func whyItFailed(e *env) {
 	e.site(1, 1)
 	w := web{replicas: 1, version: "1", update: "step: 1"}

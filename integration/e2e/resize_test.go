@@ -28,8 +28,9 @@ pod:
 `, update, cpu, memory)
 }
 
-// resizeLive: CPU and memory alone change while the pods run, forth and back, through the death of a preparer. Memory is not lowered below what is used, where
-// the machine counts that: such a pod is started again. A size that fits on no node is refused, and one that does not fit on all of them is taken back.
+// resizeLive: CPU and memory alone change while the pods run, forth and back, through the death of a preparer. Memory
+// is not lowered below what is used, where the machine counts that: such a pod is started again. A size that fits on
+// no node is refused, and one that does not fit on all of them is taken back.
 func resizeLive(e *env) {
 	e.startConsul("")
 	n1 := e.preparer(1, "--cpu", "4000")
@@ -125,7 +126,8 @@ func (d *daemon) countsMemory() bool {
 	return d.holdsLimits() && !strings.Contains(d.logText(), "memory limit: ")
 }
 
-// sizes waits until the nodes have booked so much for each pod, and fails unless the kernel holds the processes to that, as far as the machine has the controllers.
+// sizes waits until the nodes have booked so much for each pod, and fails unless the kernel holds the processes to
+// that, as far as the machine has the controllers.
 func (e *env) sizes(processes map[string]int, cpu, mebibytes int64) {
 	e.t.Helper()
 	e.within(limit, func() error {

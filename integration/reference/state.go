@@ -102,7 +102,8 @@ func constants(parts ...string) ([]constant, error) {
 	return found, nil
 }
 
-// meanings returns what comments say of the conditions and alerts, "Name: what it means.", and their names in the order of the source.
+// meanings returns what comments say of the conditions and alerts, "Name: what it means.", and their names in the
+// order of the source.
 func meanings(root string) (names []string, texts map[string]string, err error) {
 	texts = map[string]string{}
 	all, err := constants(root, "pkg/rc/conditions.go")

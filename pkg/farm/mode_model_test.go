@@ -19,8 +19,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// modeModel changes a controller between counts and a pod on each node, as an owner does: passes decide, then the rollout.
-// Nodes do what they are told, some at once and some later.
+// modeModel changes a controller between counts and a pod on each node, as an owner does: passes decide, then the
+// rollout. Nodes do what they are told, some at once and some later.
 type modeModel struct {
 	t     *rapid.T
 	s     reconcile.Snapshot
@@ -237,8 +237,8 @@ func (m *modeModel) serving() (serve, not int) {
 	return serve, not
 }
 
-// Whatever the nodes have, a change between counts and a pod on each node ends, keeps the minimum, and never has more pods
-// that do not serve than a stage brings; a version that does not serve goes back to what was.
+// Whatever the nodes have, a change between counts and a pod on each node ends, keeps the minimum, and never has more
+// pods that do not serve than a stage brings; a version that does not serve goes back to what was.
 func TestChangesOfModeGoInStages(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -363,7 +363,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// Of each condition that may name a controller's state there is something to say: what the table has of it, or words of its own, which have a case.
+// Of each condition that may name a controller's state there is something to say: what the table has of it, or words
+// of its own, which have a case.
 func TestEachAlarmIsExplained(t *testing.T) {
 	explained := map[rc.ConditionType]bool{}
 	for _, tt := range explainCases() {

@@ -40,7 +40,8 @@ const (
 	Progressing = "Progressing" // on the way, nothing in it
 )
 
-// Alarms are the conditions that name a controller's state when they are true, the worst first. That it is unclaimed follows from the farms.
+// Alarms are the conditions that name a controller's state when they are true, the worst first. That it is unclaimed
+// follows from the farms.
 var Alarms = field.Each(slices.DeleteFunc(slices.Clone(rc.Kinds), func(k rc.Kind) bool {
 	return k.Severity <= rc.Good || k.Type == rc.Unclaimed
 }), func(k rc.Kind) rc.ConditionType { return k.Type })

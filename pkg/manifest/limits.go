@@ -7,8 +7,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// OnlyLimitsDiffer reports whether two manifests differ in the CPU or the memory of launchables, and in nothing else but in which defaults are
-// written out. Limits of CPU and memory are those of what runs: they change without a restart.
+// OnlyLimitsDiffer reports whether two manifests differ in the CPU or the memory of launchables, and in nothing else
+// but in which defaults are written out. Limits of CPU and memory are those of what runs: they change without a
+// restart.
 func OnlyLimitsDiffer(a, b *Manifest) bool {
 	return !a.Same(b) && a.unlimited().Same(b.unlimited())
 }
@@ -22,7 +23,8 @@ func (m *Manifest) unlimited() *Manifest {
 	return &out
 }
 
-// Limits says in words what CPU and memory each launchable may take: "cpu 500m, memory 64Mi". Where there are several, their names stand before it.
+// Limits says in words what CPU and memory each launchable may take: "cpu 500m, memory 64Mi". Where there are several,
+// their names stand before it.
 func (m *Manifest) Limits() string {
 	var parts []string
 	for i := range m.Launchables {

@@ -112,7 +112,8 @@ func (r Record) installed(in *install.Installed, podID string) Record {
 	return r
 }
 
-// relimited returns the record with other limits of what is installed, and of what runs. A version that runs once has run then.
+// relimited returns the record with other limits of what is installed, and of what runs. A version that runs once has
+// run then.
 func (r Record) relimited(in *install.Installed) Record {
 	r.Installed, r.Wanted, r.Signature = in, nil, ""
 	if m := in.Decode(); m != nil && m.RunsOnce() {

@@ -13,9 +13,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 )
 
-// relimit lets what runs of the installed version have the limits of the manifest that the accepted intent asks for, where the two differ in nothing
-// else. It reports false where the pod has to be stopped and started for them. The processes have the limits before the record says so: a successor
-// that finds them different from what is installed takes them back, or gets here again (P7).
+// relimit lets what runs of the installed version have the limits of the manifest that the accepted intent asks for,
+// where the two differ in nothing else. It reports false where the pod has to be stopped and started for them. The
+// processes have the limits before the record says so: a successor that finds them different from what is installed
+// takes them back, or gets here again (P7).
 func (w *worker) relimit(ctx context.Context, rec Record, m *manifest.Manifest) (next Record, done bool, err error) {
 	in := rec.Installed
 	was := in.Decode()
@@ -66,7 +67,8 @@ func refusesLimits(err error) bool {
 	return errors.Is(err, runtime.ErrKeepsLimits) || errors.Is(err, runtime.ErrTooOld)
 }
 
-// keepLimits has what runs of the installed version held to its limits, where a change of them was begun and is not wanted any more.
+// keepLimits has what runs of the installed version held to its limits, where a change of them was begun and is not
+// wanted any more.
 func (w *worker) keepLimits(ctx context.Context, rec *Record) error {
 	v := w.version(rec, rec.Installed)
 	if v == nil {

@@ -38,7 +38,8 @@ func with(m manifest.Manifest, cpu, memory int64) manifest.Manifest {
 	return m
 }
 
-// wantLimits fails the test unless the runtime, and the kernel as far as the host has the controllers, hold a process of the pod to these limits.
+// wantLimits fails the test unless the runtime, and the kernel as far as the host has the controllers, hold a process
+// of the pod to these limits.
 func (b *bench) wantLimits(host isolate.Host, name string, cpu, memory int64) {
 	b.t.Helper()
 	b.eventually(func() error { // what the runtime has is read once in a while
@@ -86,7 +87,8 @@ func (b *bench) pidOf(name string) (pid int) {
 	return pid
 }
 
-// Limits of CPU and memory alone change while the pod runs: it stays available, through a restart of the preparer and a crash of a process too.
+// Limits of CPU and memory alone change while the pod runs: it stays available, through a restart of the preparer and
+// a crash of a process too.
 func TestLimitsChangeWithoutRestart(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -231,8 +233,8 @@ func (d *fullDisk) Save(rec preparer.Record) error {
 	return d.State.Save(rec)
 }
 
-// A preparer that dies when a pod has its new limits, and before that is on the disk, leaves a pod that has what its intent says in the end, whatever
-// that is by then.
+// A preparer that dies when a pod has its new limits, and before that is on the disk, leaves a pod that has what its
+// intent says in the end, whatever that is by then.
 func TestPreparerDiesAmidLimits(t *testing.T) {
 	t.Parallel()
 	for name, back := range map[string]bool{"forth": false, "back": true} {

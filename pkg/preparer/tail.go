@@ -16,8 +16,8 @@ import (
 // maxTail bounds what a reality repeats of a log, in bytes.
 const maxTail = 512
 
-// tailOf returns the file whose end is told, "" for none: the log of the process that ended badly last, of a pod that is
-// not available. A rollout takes such a pod back, and nobody can ask its node then.
+// tailOf returns the file whose end is told, "" for none: the log of the process that ended badly last, of a pod that
+// is not available. A rollout takes such a pod back, and nobody can ask its node then.
 func tailOf(r *pod.Reality, procs []runtime.Status) string {
 	if r.Available || r.LastExit == nil || !broken(r.State) && r.Restarts == 0 || r.State == pod.StateStopping || r.State == pod.StateStopped {
 		return ""

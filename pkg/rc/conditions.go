@@ -20,7 +20,8 @@ const (
 	CrashLooping ConditionType = "CrashLooping"
 	// Regressed: pods were found running that the records did not know; they stay as they are (R2).
 	Regressed ConditionType = "Regressed"
-	// Holding: the records are new or went back in time; nothing is added until every living node has said what it runs (R1).
+	// Holding: the records are new or went back in time; nothing is added until every living node has said what it runs
+	// (R1).
 	Holding ConditionType = "Holding"
 	// BreakerTripped: nothing may be stopped (R14).
 	BreakerTripped ConditionType = "BreakerTripped"
@@ -44,7 +45,8 @@ const (
 	// RolloutStuck: the service's rollout, or its way back, waits although stage_timeout has passed. The oldest revision
 	// that stays says so.
 	RolloutStuck ConditionType = "RolloutStuck"
-	// AwaitsStop: an index of an ordered group is not placed, because nothing proves that its copy on a lost node has stopped.
+	// AwaitsStop: an index of an ordered group is not placed, because nothing proves that its copy on a lost node has
+	// stopped.
 	AwaitsStop ConditionType = "AwaitsStop"
 	// RequestVoid: what an operator asked for was not carried out, because it was not so any more.
 	RequestVoid ConditionType = "RequestVoid"
@@ -56,11 +58,11 @@ const (
 const (
 	// NotConverged: a controller should be under way and does not arrive. Not for disabled and deleted ones.
 	NotConverged ConditionType = "NotConverged"
-	// PreparerGone: pods are on a node whose machine lives and whose preparer does not; the alert NodeLost is the other half of the
-	// condition of that name.
+	// PreparerGone: pods are on a node whose machine lives and whose preparer does not; the alert NodeLost is the other
+	// half of the condition of that name.
 	PreparerGone ConditionType = "PreparerGone"
-	// ElectionTrouble: the farms cannot elect a leader as they should: none answers, they disagree, or some of them cannot be chosen. It is
-	// told without a controller.
+	// ElectionTrouble: the farms cannot elect a leader as they should: none answers, they disagree, or some of them
+	// cannot be chosen. It is told without a controller.
 	ElectionTrouble ConditionType = "ElectionTrouble"
 	// GateHeld: new fields of records wait for farms or nodes of an older version. It is told without a controller.
 	GateHeld ConditionType = "GateHeld"
@@ -84,17 +86,18 @@ const (
 type Kind struct {
 	Type     ConditionType
 	Severity Severity
-	// Urgency says what is told first of incidents that begin together: 1 before 2, of equals the first row. Zero: it is told to nobody.
+	// Urgency says what is told first of incidents that begin together: 1 before 2, of equals the first row. Zero: it is
+	// told to nobody.
 	Urgency int
 	// After is how long it must last before it is told: what mends itself wakes nobody.
 	After time.Duration
-	// What says what it is, before its reason, and Next what helps; {rc} stands for the controller's name. Where both are empty, package
-	// inspect looks at pods, nodes or records, and finds words of its own.
+	// What says what it is, before its reason, and Next what helps; {rc} stands for the controller's name. Where both are
+	// empty, package inspect looks at pods, nodes or records, and finds words of its own.
 	What, Next string
 }
 
-// Kinds are all conditions and alerts that this version knows: who works with them reads this table. A controller is called by the first
-// condition that is true of it: the worst comes first, and a cause before what follows from it.
+// Kinds are all conditions and alerts that this version knows: who works with them reads this table. A controller is
+// called by the first condition that is true of it: the worst comes first, and a cause before what follows from it.
 var Kinds = []Kind{ // type, severity, urgency, after, what it is, what helps
 	{Converged, Good, 0, 0, "", ""},
 	{Unclaimed, Bad, 5, 30 * time.Second, "", ""},

@@ -92,7 +92,8 @@ type InPlace struct {
 	Roles      []string          `json:"roles,omitempty" feature:"group-manifests"`       // those that the limit counts, for their manifest changes; none: all
 	Limit      int               `json:"limit"`
 	// Keep is there while a change of mode goes in stages (ADR 16): the limit counts the pods that are where the mode asks
-	// for them, no pod comes beyond it, and so many pods beyond those that the controller asks for stay. nil: none of that.
+	// for them, no pod comes beyond it, and so many pods beyond those that the controller asks for stay. nil: none of
+	// that.
 	Keep *int `json:"keep,omitempty" feature:"mode-stages"`
 }
 

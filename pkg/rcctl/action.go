@@ -11,9 +11,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A command is a function of its command line and of where it prints; one that needs Consul is a function of a conn, which has both, and of
-// what it acts on. onConn makes an action of such a function, and offline of one without Consul; the others here are onConn for a common
-// kind of arguments. What writes does it through conn.writing (write.go). There are no other levels.
+// A command is a function of its command line and of where it prints; one that needs Consul is a function of a conn,
+// which has both, and of what it acts on. onConn makes an action of such a function, and offline of one without
+// Consul; the others here are onConn for a common kind of arguments. What writes does it through conn.writing
+// (write.go). There are no other levels.
 
 // stdio is where a command reads and prints.
 type stdio struct {
@@ -31,8 +32,8 @@ func offline(run func(*cli.Context, *stdio) error) cli.ActionFunc {
 	return func(c *cli.Context) error { return run(c, stdioOf(c)) }
 }
 
-// onConn is the action of a command that needs Consul: it reads its command line, then opens the store. What was written until an error is
-// told with it, and what is wrong with the token.
+// onConn is the action of a command that needs Consul: it reads its command line, then opens the store. What was
+// written until an error is told with it, and what is wrong with the token.
 func onConn[A any](read func(*cli.Context) (A, error), run func(*conn, A) error) cli.ActionFunc {
 	return func(c *cli.Context) error {
 		args, err := read(c)

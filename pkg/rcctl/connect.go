@@ -26,8 +26,8 @@ const maxConns = 4
 // flags is a command line. A conn embeds it by this name, so that its Context is the context.
 type flags = cli.Context
 
-// conn is one command that needs Consul: its command line, where it prints, and the store as it sees it. What several commands look up has a
-// method, what one command does is a function of its file.
+// conn is one command that needs Consul: its command line, where it prints, and the store as it sees it. What several
+// commands look up has a method, what one command does is a function of its file.
 type conn struct {
 	*flags
 	*stdio

@@ -16,8 +16,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// preparerOf finds the copy of a pod that the command line means, and a client of its node's preparer. The connections to Consul are
-// closed: what follows may take long.
+// preparerOf finds the copy of a pod that the command line means, and a client of its node's preparer. The connections
+// to Consul are closed: what follows may take long.
 func preparerOf(s *conn, ref string) (target inspect.PodView, client *nodeapi.Client, err error) {
 	defer s.close()
 	if target, err = s.findPod(ref); err == nil {

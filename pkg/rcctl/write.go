@@ -44,8 +44,8 @@ func (s *conn) writing(ctx context.Context, tries int, act func(ctx context.Cont
 	return err
 }
 
-// commit writes a change of a controller with its audit record; nothing where there is nothing to do. index is that of the record that
-// the change was computed from, zero where there was none.
+// commit writes a change of a controller with its audit record; nothing where there is nothing to do. index is that of
+// the record that the change was computed from, zero where there was none.
 func (s *conn) commit(ctx context.Context, c *change, index uint64, by string) error {
 	if c.none {
 		return nil
@@ -166,7 +166,8 @@ func isCorrupt(err error) bool {
 	return is
 }
 
-// changeRC changes the controller with an id as compute says, and returns the change as written, or as found when there is nothing to do.
+// changeRC changes the controller with an id as compute says, and returns the change as written, or as found when
+// there is nothing to do.
 func (s *conn) changeRC(ctx context.Context, id string, compute func(context.Context, *rc.RC) (change, error)) (done change, err error) {
 	err = s.writing(ctx, maxTries, func(ctx context.Context, by string) error {
 		if err := s.ensureSchema(ctx); err != nil {

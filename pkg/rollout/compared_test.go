@@ -6,8 +6,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// What a rolling update of p2 takes and adds at once, given what is healthy, is what a stage does that stops old pods first
-// and has no size of its own. Rows with ours differ on purpose: docs/deploying.md says why.
+// What a rolling update of p2 takes and adds at once, given what is healthy, is what a stage does that stops old pods
+// first and has no size of its own. Rows with ours differ on purpose: docs/deploying.md says why.
 func TestStagesComparedWithRollingUpdates(t *testing.T) {
 	type step struct{ remove, add int }
 	for _, tt := range []struct {

@@ -7,9 +7,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// A change between counts and a pod on each node is an upgrade in place that goes in stages (ADR 16). Its limit counts the
-// pods that are where the new mode asks for them and run what it asks for: a stage lets so many more come, or be upgraded.
-// Pods beyond the new number stay at first, and go in stages, too, after new pods have served.
+// A change between counts and a pod on each node is an upgrade in place that goes in stages (ADR 16). Its limit counts
+// the pods that are where the new mode asks for them and run what it asks for: a stage lets so many more come, or be
+// upgraded. Pods beyond the new number stay at first, and go in stages, too, after new pods have served.
 
 // changesMode reports whether a controller changes between counts and a pod on each node.
 func (s *Start) changesMode() bool {
@@ -21,9 +21,9 @@ func (s *Start) changesModeOnly() bool {
 	return s.changesMode() && s.Old[0].RC.InPlace == nil && s.Old[0].RC.Digests().Equal(s.New.Digests())
 }
 
-// InStages reports whether the change of a controller changes the mode in stages, or goes on with such a change that was
-// given up. Ordered groups have stages of their own: an index at a time. Groups of other roles than those of each node would
-// have no room beside pods that stay.
+// InStages reports whether the change of a controller changes the mode in stages, or goes on with such a change that
+// was given up. Ordered groups have stages of their own: an index at a time. Groups of other roles than those of each
+// node would have no room beside pods that stay.
 func InStages(was, next *rc.RC) bool {
 	other := slices.ContainsFunc(next.ReplicaGroups, func(g rc.ReplicaGroup) bool { return g.Ordered || g.Role != rc.DefaultRole })
 	return !other && (was.EachNode() != next.EachNode() || was.InStages())
@@ -58,8 +58,8 @@ func kept(r *rc.RC) int {
 	return *r.InPlace.Keep
 }
 
-// nextOfMode returns the limit of the next stage of a change of mode, of so many pods, to n of them. Once a stage has shown
-// that new pods serve, or where none is missing, as many go that are beyond those asked for.
+// nextOfMode returns the limit of the next stage of a change of mode, of so many pods, to n of them. Once a stage has
+// shown that new pods serve, or where none is missing, as many go that are beyond those asked for.
 func (m *Member) nextOfMode(n, size, stage int) int {
 	st, p := m.Status, *m.Ctrl.InPlace
 	right := max(p.Limit, st.UpdatedAvailable)
@@ -73,8 +73,9 @@ func (m *Member) nextOfMode(n, size, stage int) int {
 	return target
 }
 
-// isStageDone reports whether so many pods are right and serve as the stage asks for, or all that can: those on machines
-// that are away are not awaited, nor are those that find no node. What is beyond has stopped, as far as it may not stay.
+// isStageDone reports whether so many pods are right and serve as the stage asks for, or all that can: those on
+// machines that are away are not awaited, nor are those that find no node. What is beyond has stopped, as far as it
+// may not stay.
 func (m *Member) isStageDone(target int) bool {
 	st := m.Status
 	away := st.Lost + st.Unmanaged

@@ -21,8 +21,8 @@ import (
 type Deployments struct{ *db }
 
 // Service reads all that a plan for a service is made from, or returns ErrNotFound. A record that cannot be read is a
-// *CorruptError. It reads the rollout before the history and the controllers, because the end of a rollout changes these
-// two: a service without a rollout is never shown with the history or the controllers of one that is under way.
+// *CorruptError. It reads the rollout before the history and the controllers, because the end of a rollout changes
+// these two: a service without a rollout is never shown with the history or the controllers of one that is under way.
 func (s *Deployments) Service(ctx context.Context, name string) (*record.Service, error) {
 	deployed, err := s.Deployed.Get(ctx, Consistent, name)
 	if err != nil {
@@ -146,8 +146,8 @@ func (s *Deployments) writeDraft(ctx context.Context, d *record.Draft, audit Aud
 	return s.change(ctx, "service "+d.Service, ops, manifests, rcs, audit)
 }
 
-// entryOp writes the history of a draft. Where that leaves a rollout under way, the entry must not have its outcome yet:
-// it would be written over.
+// entryOp writes the history of a draft. Where that leaves a rollout under way, the entry must not have its outcome
+// yet: it would be written over.
 func (s *Deployments) entryOp(ctx context.Context, d *record.Draft) (consul.Op, error) {
 	revision := strconv.FormatInt(d.Deployed.Revision, 10)
 	key := s.keys.Entries.Key(d.Service, revision)

@@ -424,8 +424,8 @@ func TestHistoryOfWhatRuns(t *testing.T) {
 	}
 }
 
-// A document that changes in mid-course, and asks for no other rollout, is still that of the rollout under way, whose end
-// is written into its entry.
+// A document that changes in mid-course, and asks for no other rollout, is still that of the rollout under way, whose
+// end is written into its entry.
 func TestOtherKnobsInMidCourse(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t))
@@ -591,8 +591,8 @@ func TestRollbackInPlaceNamesTheRevision(t *testing.T) {
 	}
 }
 
-// Who scales a service later, or changes its knobs, leaves in the history why it was rolled back. Why a rollout failed or
-// was aborted says nothing about what is changed without one.
+// Who scales a service later, or changes its knobs, leaves in the history why it was rolled back. Why a rollout failed
+// or was aborted says nothing about what is changed without one.
 func TestChangesKeepWhyItWasRolledBack(t *testing.T) {
 	const why = "rolled back from revision 1 while 2 of 3 of its pods were available"
 	for outcome, want := range map[rollout.State]string{rollout.Done: why, "": why, rollout.Aborted: ""} {

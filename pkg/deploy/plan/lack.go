@@ -72,7 +72,8 @@ func (p *planner) asked(c course, pods []placed) int {
 	return len(on)
 }
 
-// stalls returns why a rollout that has room for its first stage and at its end has none between them, nil where it has.
+// stalls returns why a rollout that has room for its first stage and at its end has none between them, nil where it
+// has.
 func (p *planner) stalls(pods []placed) *RefusedError {
 	if p.State.Elsewhere || len(pods) == 0 {
 		return nil
@@ -258,8 +259,8 @@ func (p *planner) upgrade(after *State, at placed, stuck *Room) {
 }
 
 // placed returns the service's pods that have a place in the order in which they go: those of revisions that stand by,
-// then of the newest. Of each revision one role goes after the other, as its controller names them; of each role those on
-// nodes that are not open come first, then those with the highest index.
+// then of the newest. Of each revision one role goes after the other, as its controller names them; of each role those
+// on nodes that are not open come first, then those with the highest index.
 func (p *planner) placed() []placed {
 	if p.svc == nil {
 		return nil

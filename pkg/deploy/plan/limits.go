@@ -12,12 +12,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// Where pods differ in their limits of CPU and memory alone, the limits of running processes change: in place, and without a restart where the
-// node can.
+// Where pods differ in their limits of CPU and memory alone, the limits of running processes change: in place, and
+// without a restart where the node can.
 
 const whyLimits = "the limits of running processes change"
 
-// onlyLimits reports whether pods of two documents differ in their limits, and in nothing else, whatever else the documents say.
+// onlyLimits reports whether pods of two documents differ in their limits, and in nothing else, whatever else the
+// documents say.
 func onlyLimits(current, updated *record.ServiceSpec) bool {
 	if current == nil || current.Pod == nil || updated.Pod == nil {
 		return false
@@ -63,8 +64,8 @@ func (c *SpecChange) relimit() {
 	c.Kind = kindOf(c.Fields)
 }
 
-// onlyRelimits reports whether nothing but limits of the controller's pods changes that would take new pods, from any manifest that they have, and all
-// nodes can change them while the pods run.
+// onlyRelimits reports whether nothing but limits of the controller's pods changes that would take new pods, from any
+// manifest that they have, and all nodes can change them while the pods run.
 func (p *planner) onlyRelimits() bool {
 	if p.current == nil || !onlyLimits(&p.base.Spec, p.spec) || !p.otherPods() {
 		return false
@@ -93,8 +94,9 @@ func (p *planner) former() bool {
 	})
 }
 
-// chooseInPlace upgrades pods in place where nothing but their limits changes, whatever the document says of strategies, unless their nodes have no room for
-// that, or the document lets no pod be missing: a pod that cannot have its limits as it runs is started again.
+// chooseInPlace upgrades pods in place where nothing but their limits changes, whatever the document says of
+// strategies, unless their nodes have no room for that, or the document lets no pod be missing: a pod that cannot have
+// its limits as it runs is started again.
 func (p *planner) chooseInPlace() {
 	change, knobs := p.change, p.knobs
 	if !p.relimits || p.ForceRecreate || p.Override != "" || knobs.Kind() == rollout.InPlaceStrategy {
@@ -123,7 +125,8 @@ func (p *planner) chooseInPlace() {
 	p.knobs, p.change = knobs, change
 }
 
-// namedGroups returns the groups of a document. Where it has a pod on each node it names none, and the pods have the default role.
+// namedGroups returns the groups of a document. Where it has a pod on each node it names none, and the pods have the
+// default role.
 func namedGroups(s *record.ServiceSpec) []rc.ReplicaGroup {
 	if groups := s.Groups(); len(groups) > 0 {
 		return groups

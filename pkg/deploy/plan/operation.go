@@ -246,7 +246,8 @@ func (o *UpgradePodsOperation) Format(names Resolver) []Line {
 
 func (o *UpgradePodsOperation) String() string { return o.text("upgrade in place", Names{}) }
 
-// RelimitPodsOperation lets running pods have other limits. It waits until they have. A pod whose node cannot do that while it runs is started again.
+// RelimitPodsOperation lets running pods have other limits. It waits until they have. A pod whose node cannot do that
+// while it runs is started again.
 type RelimitPodsOperation struct {
 	pods
 	Limits string // in words

@@ -370,8 +370,8 @@ func (p *planner) record(id string, number int64, target *rc.RC) {
 	p.draft.Forget = p.forgotten(number)
 }
 
-// leftBecause says for the history of a way back why pods of the revision that it leaves are not available, "" where all
-// are: they are gone when somebody else looks.
+// leftBecause says for the history of a way back why pods of the revision that it leaves are not available, "" where
+// all are: they are gone when somebody else looks.
 func (p *planner) leftBecause() string {
 	if p.current == nil || p.current.Status == nil || p.current.Status.ObservedGeneration != p.current.RC.Generation {
 		return ""

@@ -83,7 +83,8 @@ func Save(d *Deployment, p *Plan, epoch string, domain *Domain) SavedService {
 	}
 }
 
-// brief leaves out the nodes of a line that the next one names, too: each volume is on the nodes of the pods that follow.
+// brief leaves out the nodes of a line that the next one names, too: each volume is on the nodes of the pods that
+// follow.
 func brief(lines []Line) []Line {
 	out := slices.Clone(lines)
 	for i := 1; i < len(lines); i++ {

@@ -32,8 +32,8 @@ func TestOldPodsGoByRole(t *testing.T) {
 	}
 }
 
-// With blue-green all old pods stay until the new ones have the name, also where the new version has fewer: what a lower
-// number makes too many frees no room for the first stage.
+// With blue-green all old pods stay until the new ones have the name, also where the new version has fewer: what a
+// lower number makes too many frees no room for the first stage.
 func TestBlueGreenWithALowerNumber(t *testing.T) {
 	const blueGreen = `update.strategy="blue-green"`
 	for nodes, want := range map[int]string{

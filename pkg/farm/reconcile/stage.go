@@ -8,9 +8,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// A change of mode goes in stages (ADR 16). Each stage raises the limit of the upgrade in place: so many pods may be where
-// the new mode asks for them, and run the manifest that it asks for. Pods that the new mode asks for nowhere stay until
-// others serve, or until the rollout lets them go.
+// A change of mode goes in stages (ADR 16). Each stage raises the limit of the upgrade in place: so many pods may be
+// where the new mode asks for them, and run the manifest that it asks for. Pods that the new mode asks for nowhere
+// stay until others serve, or until the rollout lets them go.
 
 // unasked reports whether the mode that the controller changes to asks for the pod nowhere.
 func (s *Snapshot) unasked(p *Pod) bool {
@@ -26,7 +26,8 @@ func (s *Snapshot) unasked(p *Pod) bool {
 
 // mayGo returns how many pods beyond those that the controller asks for may be stopped now. While its mode changes in
 // stages, those stay that the stage keeps, and one for each pod that is asked for and does not serve yet. Pods on nodes
-// that are drained are not among them: they go in any case. Of counts, too, where there are more: they are not moved then.
+// that are drained are not among them: they go in any case. Of counts, too, where there are more: they are not moved
+// then.
 func (s *Snapshot) mayGo() int {
 	if !s.RC.InStages() {
 		return math.MaxInt
@@ -74,8 +75,8 @@ func (c *scaling) mayCome() int {
 	return max(0, c.s.RC.InPlace.Limit-updated(c.s)-c.newest)
 }
 
-// comingInStage returns for how many of the pods that the stage lets change new ones come. Where the pass before found no
-// nodes for new pods, those that are there change in their place.
+// comingInStage returns for how many of the pods that the stage lets change new ones come. Where the pass before found
+// no nodes for new pods, those that are there change in their place.
 func (c *draft) comingInStage() (n int) {
 	if !c.s.RC.InStages() || c.s.foundNoNodes() {
 		return 0
@@ -95,9 +96,9 @@ func (c *scaling) removeInStage(pods []*Pod, n int, spare *int, reason string) {
 	c.mayGo -= len(c.stopped) - before
 }
 
-// leavers returns the pods of a controller with one on each node that may leave now, in the order in which they do. While
-// its mode changes in stages these are, besides those on drained nodes, as many as the stage lets go, and those that keep a
-// new pod of the stage from a node.
+// leavers returns the pods of a controller with one on each node that may leave now, in the order in which they do.
+// While its mode changes in stages these are, besides those on drained nodes, as many as the stage lets go, and those
+// that keep a new pod of the stage from a node.
 func (c *scaling) leavers() []*Pod {
 	var leaving []*Pod
 	for p := range c.s.running() {
@@ -128,8 +129,8 @@ func (c *scaling) leavers() []*Pod {
 	return going
 }
 
-// inTheWay returns the nodes whose pods go so that new ones of the stage can come, those with the fewest first. Nodes that
-// are free, or will be, come before.
+// inTheWay returns the nodes whose pods go so that new ones of the stage can come, those with the fewest first. Nodes
+// that are free, or will be, come before.
 func (c *scaling) inTheWay(leaving []*Pod) map[string]bool {
 	each, pods := c.s.each, map[string]int{}
 	for _, p := range leaving {

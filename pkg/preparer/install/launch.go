@@ -36,7 +36,8 @@ func SpecIDs(id pod.Identity, in *Installed) []string {
 	return ids
 }
 
-// Limits are those of CPU and memory that the version's processes are to have, none where the node holds processes to no limits.
+// Limits are those of CPU and memory that the version's processes are to have, none where the node holds processes to
+// no limits.
 func (v *Version) Limits() []runtime.LimitRequest {
 	if !v.n.cfg.Isolation.Limits {
 		return nil

@@ -63,8 +63,8 @@ type Installed struct {
 	Replicas int             `json:"replicas,omitempty"` // of the pod's role, as the intent said that had it installed; zero: nobody said
 	// Processes are what the launchables stand for, found in the artifacts; nil when the record was rebuilt from the runtime.
 	Processes []Process `json:"processes,omitempty"`
-	// MadeAs is the digest that the version was installed with, where only its limits have changed since: directory, processes and environment are
-	// named by it. Empty: Digest.
+	// MadeAs is the digest that the version was installed with, where only its limits have changed since: directory,
+	// processes and environment are named by it. Empty: Digest.
 	MadeAs string `json:"made_as,omitempty"`
 	// Former are the digests before the limits changed, the latest last, at most maxFormer.
 	Former []string `json:"former_digests,omitempty"`
@@ -99,10 +99,12 @@ func (in *Installed) name() string { return fmt.Sprintf("%d-%s", in.Revision, Sh
 // Made returns the digest that the version was installed with.
 func (in *Installed) Made() string { return cmp.Or(in.MadeAs, in.Digest) }
 
-// maxFormer is how many digests are kept of before the limits changed: the agent may have the services with one of them.
+// maxFormer is how many digests are kept of before the limits changed: the agent may have the services with one of
+// them.
 const maxFormer = 8
 
-// Relimited returns the version with the limits of a manifest, in canonical JSON, that differs from its own in nothing else.
+// Relimited returns the version with the limits of a manifest, in canonical JSON, that differs from its own in nothing
+// else.
 func (in *Installed) Relimited(digest string, canonical json.RawMessage) *Installed {
 	next := *in
 	next.Digest, next.Manifest, next.MadeAs = digest, canonical, in.Made()

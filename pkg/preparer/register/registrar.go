@@ -363,7 +363,8 @@ func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expe
 	return c, reach >= Running && p.Rested && s.gate.pass(now), news, saveBy
 }
 
-// relimited reports whether the agent has the services of the same processes with other limits: its check goes on as it is.
+// relimited reports whether the agent has the services of the same processes with other limits: its check goes on as
+// it is.
 func (s *service) relimited(n *node.Node, p *Pod) bool {
 	if s.fingerprint == "" {
 		return false

@@ -31,8 +31,9 @@ type Runtime interface {
 	// run that is over, or of a process that is stopped or about to be. It is refused with ErrInvalid where the policy is
 	// Never, and with ErrTooOld.
 	Restart(ctx context.Context, ask RestartRequest) error
-	// Relimit holds a process to other limits of CPU and memory, now if it runs, and from its next start on. It is idempotent. Memory is not lowered
-	// below what is used. It is refused with ErrKeepsLimits, where the process has the limits that it had, and with ErrTooOld.
+	// Relimit holds a process to other limits of CPU and memory, now if it runs, and from its next start on. It is
+	// idempotent. Memory is not lowered below what is used. It is refused with ErrKeepsLimits, where the process has the
+	// limits that it had, and with ErrTooOld.
 	Relimit(ctx context.Context, to LimitRequest) error
 	// Remove forgets a stopped or exited process. It refuses one that runs or waits to; an unknown ID is fine.
 	Remove(ctx context.Context, id string) error
@@ -65,10 +66,11 @@ var (
 	ErrNotStopped = errors.New("the process is not stopped")
 	// ErrNotRunning is returned by Exec where there is nothing to run a command beside.
 	ErrNotRunning = errors.New("the process is stopped, or about to be")
-	// ErrKeepsLimits is returned by Relimit for a process whose limits cannot change while it runs: it has no cgroup, it uses more memory
-	// than the new limit leaves, or the kernel refused.
+	// ErrKeepsLimits is returned by Relimit for a process whose limits cannot change while it runs: it has no cgroup, it
+	// uses more memory than the new limit leaves, or the kernel refused.
 	ErrKeepsLimits = errors.New("its limits cannot be changed while it runs")
-	// ErrTooOld is returned by Restart and Relimit where what runs the processes is older than that request. Nothing was changed.
+	// ErrTooOld is returned by Restart and Relimit where what runs the processes is older than that request. Nothing was
+	// changed.
 	ErrTooOld = errors.New("the node's supervisor is too old for this")
 	// ErrNotStarted is returned by RunOnce and Exec when the program could not be executed.
 	ErrNotStarted = errors.New("not started")

@@ -100,9 +100,9 @@ func Compare(wanted []string, procs []runtime.Status) Plan {
 	return plan
 }
 
-// CompareLimits compares the limits that processes of a pod are to have with those that the runtime has of them, and returns what is to be asked. It leaves
-// out those that were started on a node without limits. live reports whether all of them run well with limits, or have done their work, so
-// that others can be had without a start.
+// CompareLimits compares the limits that processes of a pod are to have with those that the runtime has of them, and
+// returns what is to be asked. It leaves out those that were started on a node without limits. live reports whether
+// all of them run well with limits, or have done their work, so that others can be had without a start.
 func CompareLimits(wanted []runtime.LimitRequest, procs []runtime.Status) (asks []runtime.LimitRequest, live bool) {
 	found := 0
 	for i := range procs {
@@ -194,7 +194,8 @@ func (s *Processes) Restart(ctx context.Context, ask runtime.RestartRequest) err
 	return nil
 }
 
-// Relimit has the runtime hold a process to other limits. Errors to test for: runtime.ErrKeepsLimits, runtime.ErrTooOld.
+// Relimit has the runtime hold a process to other limits. Errors to test for: runtime.ErrKeepsLimits,
+// runtime.ErrTooOld.
 func (s *Processes) Relimit(ctx context.Context, to runtime.LimitRequest) error {
 	s.step("relimit")
 	if err := s.answering(ctx, func(ctx context.Context) error { return s.runtime.Relimit(ctx, to) }); err != nil {

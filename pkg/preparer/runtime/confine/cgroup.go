@@ -74,8 +74,8 @@ type Setting struct {
 	File, Value string
 }
 
-// Settings returns what the files of a cgroup hold for the limits of CPU and memory of an isolation, whatever they held before. A kernel may lack
-// some of the files, and a cgroup those of a controller that it cannot have.
+// Settings returns what the files of a cgroup hold for the limits of CPU and memory of an isolation, whatever they
+// held before. A kernel may lack some of the files, and a cgroup those of a controller that it cannot have.
 func Settings(iso Isolation) []Setting {
 	all := []Setting{{"cpu.max", noCPULimit}, {"memory.max", noLimit}, {"memory.swap.max", noLimit}, {"memory.oom.group", "0"}}
 	for _, l := range limits(iso) {

@@ -15,15 +15,16 @@ import (
 // ErrInUse says that more memory is in use than a new limit leaves. Nothing was changed.
 var ErrInUse = errors.New("it uses more memory than that")
 
-// What is free below a new limit of memory at the least: the use goes on while it is read, and each processor counts some of it ahead.
+// What is free below a new limit of memory at the least: the use goes on while it is read, and each processor counts
+// some of it ahead.
 const (
 	leastSpare = 1 << 20 // bytes
 	spareShare = 10      // a part of what is used: one in so many
 )
 
-// Relimit holds what runs in a cgroup to the limits of CPU and memory of an isolation, whatever it was held to before. Controllers that the cgroup does not
-// have are left out, as at the start of a process. One that holds them already is left alone, and so is one that is gone. After an error the limits are
-// those of before; one to test for: ErrInUse.
+// Relimit holds what runs in a cgroup to the limits of CPU and memory of an isolation, whatever it was held to before.
+// Controllers that the cgroup does not have are left out, as at the start of a process. One that holds them already is
+// left alone, and so is one that is gone. After an error the limits are those of before; one to test for: ErrInUse.
 func Relimit(dir string, iso confine.Isolation) error {
 	var before []confine.Setting
 	for _, wanted := range confine.Settings(iso) {
@@ -65,7 +66,8 @@ func readSetting(dir, file string) (value string, has bool) {
 // memoryMax is the limit below which the kernel kills what it cannot take memory from.
 const memoryMax = "memory.max"
 
-// spares returns ErrInUse where the kernel might kill for a lower limit of memory. What it can drop at once, files that were read a while ago, is not in use.
+// spares returns ErrInUse where the kernel might kill for a lower limit of memory. What it can drop at once, files
+// that were read a while ago, is not in use.
 func spares(dir, now, next string) error {
 	limit, err := strconv.ParseInt(next, 10, 64)
 	if err != nil { // there is to be none

@@ -12,8 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
 )
 
-// What the files of a cgroup hold after a change of limits, in a directory that has such files. What the kernel makes of them is tested by the
-// conformance suite of the runtimes, where the host has the controllers.
+// What the files of a cgroup hold after a change of limits, in a directory that has such files. What the kernel makes
+// of them is tested by the conformance suite of the runtimes, where the host has the controllers.
 func TestRelimit(t *testing.T) {
 	t.Parallel()
 	const mib = 1 << 20

@@ -275,7 +275,8 @@ func (b *bench) TestIsolationOutOfMemory() {
 	b.failIf(st.LastExit == nil || st.LastExit.String() != want || st.LastExit.OutOfMemory != enforced, "it ended as %+v, want %q", st.LastExit, want)
 }
 
-// wantLimits fails the test unless the process "p" is said to have these limits, and its cgroup holds them as far as the host has the controllers.
+// wantLimits fails the test unless the process "p" is said to have these limits, and its cgroup holds them as far as
+// the host has the controllers.
 func (b *bench) wantLimits(host isolate.Host, cpu, memory int64) {
 	b.Helper()
 	st, _ := b.status()
@@ -337,7 +338,8 @@ func (b *bench) TestRelimit() {
 	b.wantLimits(host, 700, 256<<20)
 }
 
-// A supervisor that dies when what runs has the new limits, and the record does not, leaves them to its successor: who asked has no answer, and asks again.
+// A supervisor that dies when what runs has the new limits, and the record does not, leaves them to its successor: who
+// asked has no answer, and asks again.
 func (b *bench) TestRelimitSupervisorDies() {
 	spec, host := b.isolated("p", `: > ready; exec sleep 1000`)
 	spec.Isolation.CPU, spec.Isolation.Memory = 1500, 512<<20

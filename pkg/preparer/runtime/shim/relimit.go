@@ -7,8 +7,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
 )
 
-// relimit holds a process to other limits. What runs has them before the record does: a supervisor that dies in between leaves a record by which its
-// successor takes them back, and whoever asked asks again.
+// relimit holds a process to other limits. What runs has them before the record does: a supervisor that dies in
+// between leaves a record by which its successor takes them back, and whoever asked asks again.
 func (s *supervisor) relimit(to runtime.LimitRequest) error {
 	p := s.find(to.ID)
 	if p == nil {
@@ -54,7 +54,8 @@ func (s localSpec) limitedTo(to runtime.LimitRequest) localSpec {
 	return s
 }
 
-// holdTo has what runs of the process, if anything does, held to the limits of a specification. The caller holds limits.
+// holdTo has what runs of the process, if anything does, held to the limits of a specification. The caller holds
+// limits.
 func (p *process) holdTo(spec localSpec) error {
 	p.mu.Lock()
 	runs := p.child != nil
@@ -65,7 +66,8 @@ func (p *process) holdTo(spec localSpec) error {
 	return isolate.Relimit(spec.cgroup(), spec.Isolation.Isolation)
 }
 
-// keepLimits has what runs held to the limits in the record, where it was started with others or a predecessor has not come to an end with them.
+// keepLimits has what runs held to the limits in the record, where it was started with others or a predecessor has not
+// come to an end with them.
 func (p *process) keepLimits() {
 	p.limits.Lock()
 	defer p.limits.Unlock()
